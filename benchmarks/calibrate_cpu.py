@@ -88,7 +88,7 @@ def main() -> None:
     shapes = {"data": (1, 3, arguments.side, arguments.side)}
     machine = machine_here(arguments.short)
     try:
-        found = calibrate_platform(arguments.calibrated, machine, shapes, arguments.stages, warn=console.print)
+        found = calibrate_platform(arguments.calibrated, machine, shapes, arguments.stages)
     except ProfileError as error:
         console.print(f"this machine is too busy to be calibrated: {error}")
         return

@@ -42,7 +42,7 @@ from ieee_measure import (
 from loads import LOADS
 from rich.console import Console
 
-from tvm_pipeline.cli.output import every_few_seconds
+from tvm_pipeline.cli.output import every_few_seconds, logged, steps_to
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline_papers.measured_cuts import TURN_S
@@ -78,7 +78,8 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / "figures.json"
     if not options.again:
-        file.write_text(json.dumps(measured(options), indent=1))
+        with logged(), steps_to(every_few_seconds(_tell)):
+            file.write_text(json.dumps(measured(options), indent=1))
     found = json.loads(file.read_text())
     report = ieee_report.write(found, options.output)
     print(report.read_text())
@@ -104,7 +105,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         for kernels in options.kernels.split(","):
             _tell(f"{name}, {kernels} kernels: compiling and profiling")
             try:
-                found = subject(here, name, kernels, options.tune, _tell_often)
+                found = subject(here, name, kernels, options.tune)
                 if isinstance(found, str):
                     results["missing"].append(found)
                 else:
@@ -126,15 +127,15 @@ def _measure(found: Subject, options: argparse.Namespace, results: dict[str, Any
     plans, missing = configurations(found)
     results["missing"] += missing
     results["warnings"] += [f"{found.name}, {found.kernels} kernels: {each}" for each in found.problem.profile.warnings]
-    results["configurations"] += compared(found, plans, options.seconds, options.rounds, _tell)
+    results["configurations"] += compared(found, plans, options.seconds, options.rounds)
     if found.name == options.scheduled:  # of the last kind of kernels that there is
         _tell(f"{found.name}: eight schedules")
-        results["schedules"] = compared(found, eight_schedules(found), options.seconds, options.rounds, _tell)
+        results["schedules"] = compared(found, eight_schedules(found), options.seconds, options.rounds)
     if found.name != options.swept or not is_first:
         return
     _tell(f"{found.name}: every cut")
     results |= {"layers": layers(found), "transfers": transfers(found)}
-    results["sweep"] = sweep(found, options.turn_s, min(options.rounds, 3), _tell_often)
+    results["sweep"] = sweep(found, options.turn_s, min(options.rounds, 3))
     for name in options.loads:
         _tell(f"{found.name} under load {name}")
         results["loads"].append(under_load(found, LOADS[name], plans, 2 * options.seconds, options.adapted))
@@ -161,9 +162,6 @@ def _missing(here: Machine) -> list[str]:
 
 def _tell(line: str) -> None:
     CONSOLE.print(line, soft_wrap=True, markup=False)
-
-
-_tell_often = every_few_seconds(_tell)  # of what is told many times a second
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ which makes tables and figures of the rows; ieee_loads.py, what runs under loads
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -29,8 +30,9 @@ from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.workflow.power_meter import opened_meter, with_joules
 from tvm_pipeline_papers.measured_cuts import MeasuredCut, measured_cuts
 
+_log = logging.getLogger(__name__)
+
 Row = dict[str, Any]
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def machine(names: Sequence[str] = ()) -> Machine:
     return Machine(backend, platform, (first.name, second.name))
 
 
-def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -> Subject | str:
+def subject(here: Machine, name: str, kernels: str, tune_s: float) -> Subject | str:
     """Compile a network and profile it; return why not, where there is nothing tuned of it.
 
     Args:
@@ -103,7 +105,7 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
     devices = here.platform.devices
     tuner = here.backend if here.backend.can_tune else None
     if kernels == "default":
-        compiled = (tuner.compile_untuned if tuner else here.backend.compile)(model, devices, tell)
+        compiled = (tuner.compile_untuned if tuner else here.backend.compile)(model, devices)
     else:
         if tuner is None:
             return f"backend {here.backend.name} does not tune"
@@ -111,24 +113,22 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
         if tune_s:
             targets = {here.platform.device(each).target: here.platform.device(each) for each in here.pair}
             for device in targets.values():
-                report = tuner.tune(model, device, tune_s, tell)
+                report = tuner.tune(model, device, tune_s)
                 nothing = f"{report.tuned} of {report.kernels} kernels tuned for {device.name}; {report.stopped}"
-                tell(f"{name}: {nothing}")
-        compiled = here.backend.compile(model, devices, tell)
+                _log.info(f"{name}: {nothing}")
+        compiled = here.backend.compile(model, devices)
         if not any(found.tuned for found in compiled.tuned()):
             return f"{name}, tuned kernels: {nothing}"
-    profile = _with_joules(
-        compiled, here.platform, profile_model(here.backend, compiled, here.platform, progress=tell), tell
-    )
+    profile = _with_joules(compiled, here.platform, profile_model(here.backend, compiled, here.platform))
     whole = Problem(compiled.graph, here.platform, profile)
     two = replace(here.platform, devices=tuple(here.platform.device(each) for each in here.pair))
     return Subject(name, kernels, compiled, replace(whole, platform=two), whole)
 
 
-def _with_joules(compiled: CompiledModel, platform: Platform, profile: Profile, tell: Tell) -> Profile:
+def _with_joules(compiled: CompiledModel, platform: Platform, profile: Profile) -> Profile:
     """Return the profile with joules of operators, where a sensor of power is."""
     sensor = chosen_sensor(survey())
-    return with_joules(compiled, platform, profile, sensor, tell, tell) if sensor else profile
+    return with_joules(compiled, platform, profile, sensor) if sensor else profile
 
 
 def shown(plan: Plan) -> str:
@@ -200,11 +200,11 @@ def configurations(found: Subject) -> tuple[dict[str, Plan], list[str]]:
     return plans, missing
 
 
-def compared(found: Subject, plans: dict[str, Plan], seconds: float, rounds: int, tell: Tell) -> list[Row]:
+def compared(found: Subject, plans: dict[str, Plan], seconds: float, rounds: int) -> list[Row]:
     """Run the distinct plans in turns; return a row for each name of a plan."""
     distinct = {plan.stages: plan for plan in plans.values()}.values()
-    with opened_meter("", tell) as meter:
-        run = metered(runner(found.compiled, found.whole.platform), found.whole, meter, tell)
+    with opened_meter("") as meter:
+        run = metered(runner(found.compiled, found.whole.platform), found.whole, meter)
         results = side_by_side([(plan, run) for plan in distinct], seconds=seconds, rounds=rounds)
     by_stages = {result.plan.stages: result for result in results}
     return [
@@ -235,13 +235,11 @@ def figures(plan: Plan, result: Measured | None) -> Row:
 # Figures 5, 11 and 12
 
 
-def sweep(found: Subject, seconds: float, rounds: int, tell: Tell) -> Row:
+def sweep(found: Subject, seconds: float, rounds: int) -> Row:
     """Run every cut of the two devices in both orders; return the rows with the seconds of each stage."""
     began_s = time.perf_counter()
     cuts = every_cut(found.problem, *found.pair)
-    compared_cuts = measured_cuts(
-        cuts, runner(found.compiled, found.whole.platform), seconds=seconds, rounds=rounds, progress=tell
-    )
+    compared_cuts = measured_cuts(cuts, runner(found.compiled, found.whole.platform), seconds=seconds, rounds=rounds)
     return {
         "network": found.name,
         "rows": [_cut_row(found, each) for each in compared_cuts.cuts],

@@ -291,9 +291,8 @@ def product_row(label: str, file: Path | str, desk: Path, rounds: int) -> tuple[
     """Return the row, and whether a rewriting kept what it must keep."""
     from tvm_pipeline.workflow.steps import compile_source
 
-    said: list[str] = []
-    plain = compile_source(file, None, desk, order="memory", warn=said.append)
-    made = compile_source(file, None, desk, memory_rewrite=True, warn=said.append)
+    plain = compile_source(file, None, desk, order="memory")
+    made = compile_source(file, None, desk, memory_rewrite=True)
     found, device = made.rewriting, made.platform.devices[0]
     assert found is not None
     names = [operator.name for operator in plain.compiled.graph.operators]

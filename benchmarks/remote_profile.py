@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _measured(made: Compiled, machine: Machine, repeats: int) -> Profile:
-    return measured_profile(made, None, warn=lambda _: None, repeats=repeats, machine=machine)
+    return measured_profile(made, None, repeats=repeats, machine=machine)
 
 
 def _print(platform: Platform, found: dict[str, list[Profile]]) -> None:

@@ -90,7 +90,7 @@ target = "{address}/cpu{cores[1]}"
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(platform)
         file.flush()
-        with planned(network, shapes, Path(file.name), tell=lambda line: print(line, file=sys.stderr)) as subject:
+        with planned(network, shapes, Path(file.name)) as subject:
             assert subject.compiled is not None
             problem = subject.problem()
             decision, _ = decide(problem, compiled=subject.compiled, verify_s=0.0 if short else VERIFY_S)

@@ -97,14 +97,13 @@ def to_disk(file: Path | int) -> None:
 
 
 @contextmanager
-def kept_on_disk(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
+def kept_on_disk(path: Path) -> Iterator[None]:
     """Have the disk keep what another writes into a file, every SYNC_S while the block lasts and once more at its end.
 
     A thread waits for the disk, so that the writer does not. Nothing is done for a pipe or a device.
 
     Args:
         path: of a file that is there.
-        warn: hears the first failure.
     """
     if not path.is_file():
         yield
@@ -118,7 +117,9 @@ def kept_on_disk(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
             to_disk(what)
         except OSError as error:
             if not told:
-                warn(f"{path} may not be on the disk ({error.strerror}): a power failure may take back its last lines")
+                _log.warning(
+                    f"{path} may not be on the disk ({error.strerror}): a power failure may take back its last lines"
+                )
             told = True
 
     def keep() -> None:
@@ -346,7 +347,7 @@ def sum_of(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, what: str, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+def locked(path: Path, what: str) -> Iterator[None]:
     """Hold the lock of a path in the cache, which nobody need have written yet, and make the folder that it is in.
 
     A process that dies releases its lock. Whoever waits looks afterwards whether the other has made what it needs.
@@ -354,7 +355,6 @@ def locked(path: Path, what: str, tell: Callable[[str], None] = lambda _: None) 
     Args:
         path: what is made while the lock is held. The lock is a file beside it, which goes when it is released.
         what: what is made, for messages.
-        tell: hears that another process makes it, and that this one waits.
 
     Raises:
         PipelineError: the cache cannot be written.
@@ -362,7 +362,7 @@ def locked(path: Path, what: str, tell: Callable[[str], None] = lambda _: None) 
     lock = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked_file(lock, lambda: tell(f"another process makes {what}; waiting for it"))
+        descriptor = _locked_file(lock, lambda: _log.info(f"another process makes {what}; waiting for it"))
     except OSError as error:
         raise PipelineError(
             f"cannot write the cache {path.parent}: {error.strerror or error}; set TVM_PIPELINE_CACHE to a folder that "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Progress, Seconds, StageArena, StageRunner
+from tvm_pipeline.backends.contract import CompiledModel, Order, Seconds, StageArena, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
@@ -39,7 +39,6 @@ class EdgeTpuModel(CompiledModel):
 
     Args:
         model: a .tflite; `EdgeTpuBackend.compile` checks that an Edge TPU takes it, where it is to run on one.
-        tell: is told what is being compiled.
         order: how TFLite and edgetpu_compiler are given the operators of a slice.
         parts: the files that edgetpu_compiler made of slices, by the digest of the slice.
 
@@ -50,7 +49,6 @@ class EdgeTpuModel(CompiledModel):
     def __init__(
         self,
         model: Model,
-        tell: Progress = lambda _: None,
         order: Order = "listed",
         parts: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -60,7 +58,6 @@ class EdgeTpuModel(CompiledModel):
         self.uncut = self._parsed.uncut
         self.graph = self._parsed.graph
         self._slicer = TfliteSlicer(model, self._parsed)
-        self._tell = tell
         self._parts = dict(parts or {})
         self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values())
 
@@ -148,7 +145,7 @@ class EdgeTpuModel(CompiledModel):
     def _for_edge_tpu(self, part: Slice) -> bytes:
         digest = _digest(part)
         if digest not in self._parts:
-            [(content, report)] = compile_parts([self._content(part)], [self.graph.name], tell=self._tell)
+            [(content, report)] = compile_parts([self._content(part)], [self.graph.name])
             self._keep(part, content, report)
         return self._parts[digest]
 

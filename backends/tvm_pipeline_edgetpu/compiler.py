@@ -18,13 +18,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_pipeline import files
 from tvm_pipeline.errors import ModelError, PlatformError
+
+_log = logging.getLogger(__name__)
 
 _NAME = "edgetpu_compiler"
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -93,7 +95,6 @@ def compile_parts(
     names: Sequence[str],
     *,
     timeout_s: float = 180,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> list[tuple[bytes, Report]]:
     """Compile .tflite files for one Edge TPU in one call, so that they share its cache; the first has priority.
 
@@ -101,7 +102,6 @@ def compile_parts(
         parts: the files' contents.
         names: the names of the parts in messages.
         timeout_s: seconds that the program may take.
-        tell: is told in a line what is being done.
 
     Returns:
         The compiled file and the report of each part, in order. The folder `edgetpu` of the cache keeps them.
@@ -127,12 +127,12 @@ def compile_parts(
         key.update(hashlib.sha256(part).digest())
     folder = files.cache_folder() / "edgetpu" / key.hexdigest()
     if files.damaged(folder):
-        with files.locked(folder, f"{', '.join(names)} with {_NAME}", tell):
+        with files.locked(folder, f"{', '.join(names)} with {_NAME}"):
             if name := files.damaged(folder):
                 if folder.exists():
-                    logging.getLogger(__name__).warning("%s is damaged and is made anew", folder / name)
+                    _log.warning("%s is damaged and is made anew", folder / name)
                     shutil.rmtree(folder)
-                tell(f"compiling {', '.join(names)} with {_NAME} {version}")
+                _log.info(f"compiling {', '.join(names)} with {_NAME} {version}")
                 made = _compile(program, parts, names, timeout_s)
                 with files.replacing(folder) as temporary:
                     temporary.mkdir(parents=True)
@@ -168,7 +168,7 @@ def _compile(program: Path, parts: Sequence[bytes], names: Sequence[str], timeou
             )
         sections = _sections(output)
         reports = [
-            f"{sections.get(part.stem, output)}\n{_log(path)}" for part, path in zip(inputs, outputs, strict=True)
+            f"{sections.get(part.stem, output)}\n{_log_file(path)}" for part, path in zip(inputs, outputs, strict=True)
         ]
         for report in reports:
             parse_report(report)  # a report that cannot be read must not enter the cache
@@ -181,7 +181,7 @@ def _sections(output: str) -> dict[str, str]:
     return {Path(body.splitlines()[0].removeprefix("Input model: ").strip()).stem: head + body for body in bodies}
 
 
-def _log(compiled: Path) -> str:
+def _log_file(compiled: Path) -> str:
     path = compiled.with_suffix(".log")
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, Progress
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
@@ -100,9 +100,7 @@ class EdgeTpuBackend(Backend):
         stand_in = f"{KERNELS} ({reason})" if reason else ""
         return replace(device, model=device.model or _model(device.target), stand_in=stand_in)
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> EdgeTpuModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
         for_edge_tpus = any(device.target not in (CPU, ENGINE) for device in devices)
@@ -110,7 +108,7 @@ class EdgeTpuBackend(Backend):
             refused = self.refuses(model)
             if refused:
                 raise ModelError(refused)
-        compiled = EdgeTpuModel(model, progress, order)
+        compiled = EdgeTpuModel(model, order)
         if compiled.uncut:
             _log.warning("%s is one stage, because it cannot be cut: %s", model.name, compiled.uncut)
         if for_edge_tpus:
@@ -126,10 +124,10 @@ class EdgeTpuBackend(Backend):
             )
         return device
 
-    def rewriting(self, model: Model, progress: Progress) -> TfliteRewriting:
+    def rewriting(self, model: Model) -> TfliteRewriting:
         from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
 
-        progress(f"reading {model.name}")
+        _log.info(f"reading {model.name}")
         return TfliteRewriting(model)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:

@@ -22,7 +22,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_pipeline.backends.contract import Backend, Guide, Order, Progress, Rewriting, TuningReport
+from tvm_pipeline.backends.contract import Backend, Guide, Order, Rewriting, TuningReport
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
@@ -121,20 +121,16 @@ class GpuBackend(Backend):
         """Return what its driver calls a settled device, with its memory."""
         return str(_meant(device))
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> TvmModel[Any]:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> TvmModel[Any]:
         """Compile for GPUs, and for CPU cores where `devices` has some.
 
         Raises:
             PlatformError: TVM cannot use such GPUs here.
         """
-        return self._compiled(model, devices, progress, order)
+        return self._compiled(model, devices, order)
 
-    def compile_untuned(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> TvmModel[Any]:
-        return self._compiled(model, devices, progress, order, {})
+    def compile_untuned(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> TvmModel[Any]:
+        return self._compiled(model, devices, order, {})
 
     def settle_elsewhere(self, device: Device) -> Device:
         if not _is_compiled_for(kind_of(device.target)):
@@ -146,7 +142,6 @@ class GpuBackend(Backend):
         self,
         model: Model,
         devices: Sequence[Device],
-        progress: Progress,
         order: Order = "listed",
         *,
         tuned: bool = True,
@@ -172,7 +167,6 @@ class GpuBackend(Backend):
         return self._compiled(
             model,
             devices,
-            progress,
             order,
             None if tuned else {},
             {target: why for target, why in elsewhere.items() if why},
@@ -183,7 +177,6 @@ class GpuBackend(Backend):
         self,
         model: Model,
         devices: Sequence[Device],
-        progress: Progress,
         order: Order,
         choices: Choices | None = None,
         elsewhere: Mapping[str, str] | None = None,
@@ -194,35 +187,33 @@ class GpuBackend(Backend):
 
         is_here = elsewhere is None
         if is_here:
-            _keep_software_on_its_cores(devices, progress)
+            _keep_software_on_its_cores(devices)
         targets, host, others = [device.target for device in devices], _host_target(devices), elsewhere or {}
         compiled: TvmModel[Any]
         if installed_ir() == "relay":
             from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-            compiled = RelayModel.compile(model, targets, bind, progress, order, host, choices, others, processor)
+            compiled = RelayModel.compile(model, targets, bind, order, host, choices, others, processor)
         else:
             from tvm_pipeline.tvm.relax.compiled import RelaxModel
             from tvm_pipeline.tvm.relax.cuda_kernels import ready_to_run
 
             if is_here:
-                ready_to_run(progress)
-            compiled = RelaxModel.compile(model, targets, bind, progress, order, host, others)
+                ready_to_run()
+            compiled = RelaxModel.compile(model, targets, bind, order, host, others)
         if not is_here:  # what runs here, on cores of this machine
             own = [device for device in devices if compiler_target(device.target) not in others]
             devices = [replace(device, cores=tuple(sorted(_CORES))) for device in own]
-        check_agreement(compiled, devices, progress)
+        check_agreement(compiled, devices)
         return compiled
 
-    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+    def rewriting(self, model: Model) -> Rewriting:
         require_relay("memory_rewrite")
         from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
 
-        return RelayRewriting(model, progress)
+        return RelayRewriting(model)
 
-    def tune(
-        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
-    ) -> TuningReport:
+    def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
         """Search for faster kernels on a GPU; see `Backend.tune`.
 
         The search is another process's, so a guide is asked once, before it: for what it is to search.
@@ -241,10 +232,10 @@ class GpuBackend(Backend):
         only = None if guide is None else tuple(map(str, guide({})))
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
             kernels = relay_kernels()
-            return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
+            return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, only)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
-        _keep_software_on_its_cores(devices, lambda _: None)
+        _keep_software_on_its_cores(devices)
         if installed_ir() == "relay":
             from tvm_pipeline.tvm.relay.compiled import RelayModel
 
@@ -353,20 +344,20 @@ def _host_target(devices: Sequence[Device]) -> str:
     return cores[0].target
 
 
-def _keep_software_on_its_cores(devices: Sequence[Device], progress: Progress) -> None:
+def _keep_software_on_its_cores(devices: Sequence[Device]) -> None:
     """Make the context of each software device on the cores that it names: PoCL's threads stay where it was made."""
     for device in devices:
         if device.backend == GpuBackend.name and device.stand_in and device.cores:
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(_ready_on, device, progress).result()
+                thread.submit(_ready_on, device).result()
 
 
-def _ready_on(device: Device, progress: Progress) -> None:
+def _ready_on(device: Device) -> None:
     from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 
     os.sched_setaffinity(0, device.cores)
     with _threads_of_pocl(device):
-        ready_to_run(kind_of(device.target), progress)
+        ready_to_run(kind_of(device.target))
 
 
 @contextmanager

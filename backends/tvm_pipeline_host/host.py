@@ -6,20 +6,19 @@ model comes. Next: `detection.py`, then `tvm_pipeline/tvm/compiled_model.py`.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_pipeline.backends.contract import Backend, Guide, Order, Progress, Rewriting, TuningReport
+from tvm_pipeline.backends.contract import Backend, Guide, Order, Rewriting, TuningReport
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlatformError, RunError
+from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
 from tvm_pipeline.tvm.target_text import other_processor
 from tvm_pipeline_host.detection import (
@@ -35,6 +34,8 @@ from tvm_pipeline_host.detection import (
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.compiled_model import TvmModel
     from tvm_pipeline.tvm.kernel_sets import Choices
+
+_log = logging.getLogger(__name__)
 
 _IR = installed_ir()
 
@@ -82,10 +83,8 @@ class HostBackend(Backend):
             )
         return device
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> TvmModel[Any]:
-        return _compiled(model, devices, progress, order)
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> TvmModel[Any]:
+        return _compiled(model, devices, order)
 
     def not_run_here(self, device: Device) -> str:
         """Return why a device's code does not run on this machine, empty where it does: for backends that serve it."""
@@ -105,28 +104,23 @@ class HostBackend(Backend):
         self,
         model: Model,
         devices: Sequence[Device],
-        progress: Progress,
         order: Order = "listed",
         *,
         tuned: bool = True,
         processor: str = "",
     ) -> TvmModel[Any]:
-        return _compiled(model, devices, progress, order, is_tuned=tuned, is_elsewhere=True, processor=processor)
+        return _compiled(model, devices, order, is_tuned=tuned, is_elsewhere=True, processor=processor)
 
-    def compile_untuned(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> TvmModel[Any]:
-        return _compiled(model, devices, progress, order, is_tuned=False)
+    def compile_untuned(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> TvmModel[Any]:
+        return _compiled(model, devices, order, is_tuned=False)
 
-    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+    def rewriting(self, model: Model) -> Rewriting:
         require_relay("memory_rewrite")
         from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
 
-        return RelayRewriting(model, progress)
+        return RelayRewriting(model)
 
-    def tune(
-        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
-    ) -> TuningReport:
+    def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
         """Search for faster kernels on the first core of a device; see `Backend.tune`.
 
         Raises:
@@ -138,23 +132,15 @@ class HostBackend(Backend):
                 "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
             )
         from tvm_pipeline.tvm.kernel_sets import relay_kernels
-
-        stopped = threading.Event()
-
-        def tell(line: str) -> None:
-            if stopped.is_set():
-                raise RunError(f"tuning {model.name} was stopped")
-            progress(line)
+        from tvm_pipeline.tvm.relay.child_process import stoppable_pool
 
         def search() -> TuningReport:
             bind(replace(device, cores=device.cores[:1]))
-            return relay_kernels().tune(model, device.target, seconds, tell, guide)
+            return relay_kernels().tune(model, device.target, seconds, guide)
 
-        with ThreadPoolExecutor(1) as pool:  # a thread of its own, which is bound to the core
-            try:
-                return pool.submit(search).result()
-            finally:
-                stopped.set()  # the user may have stopped it, and the pool waits for its thread
+        with stoppable_pool(1) as submit:  # a thread of its own, which is bound to the core
+            report: TuningReport = submit(search).result()
+            return report
 
     def tuning_records(self, device: Device) -> list[str]:
         from tvm_pipeline.tvm.kernel_sets import relay_kernels
@@ -180,7 +166,6 @@ class HostBackend(Backend):
 def _compiled(
     model: Model,
     devices: Sequence[Device],
-    progress: Progress,
     order: Order,
     *,
     is_tuned: bool = True,
@@ -197,14 +182,14 @@ def _compiled(
         from tvm_pipeline.tvm.relay.compiled import RelayModel
 
         choices: Choices | None = None if is_tuned else {}
-        compiled = RelayModel.compile(model, targets, bind, progress, order, "", choices, elsewhere, processor)
+        compiled = RelayModel.compile(model, targets, bind, order, "", choices, elsewhere, processor)
     else:
         from tvm_pipeline.tvm.relax.compiled import RelaxModel
 
-        compiled = RelaxModel.compile(model, targets, bind, progress, order, "", elsewhere)
+        compiled = RelaxModel.compile(model, targets, bind, order, "", elsewhere)
     if is_elsewhere:  # what runs here, on cores of this machine
         devices = [replace(device, cores=available_cores()) for device in devices if device.target not in elsewhere]
-    check_agreement(compiled, devices, progress)
+    check_agreement(compiled, devices)
     return compiled
 
 

@@ -6,13 +6,14 @@ It finds no devices by itself, because the host's cores are TVM's unless somebod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import Backend, Order, Progress
+from tvm_pipeline.backends.contract import Backend, Order
 from tvm_pipeline.backends.cores import check_cores, processor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -20,6 +21,8 @@ from tvm_pipeline.errors import ModelError, PlatformError
 
 if TYPE_CHECKING:
     from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
+
+_log = logging.getLogger(__name__)
 
 TARGET = "cpu"
 
@@ -59,12 +62,10 @@ class OnnxruntimeBackend(Backend):
     def describe(self, device: Device) -> str:
         return processor()
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> OnnxruntimeModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OnnxruntimeModel:
         from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
 
-        progress(f"{model.name} for onnxruntime")
+        _log.info(f"{model.name} for onnxruntime")
         return OnnxruntimeModel.compile(model, order)
 
     def settle_elsewhere(self, device: Device) -> Device:

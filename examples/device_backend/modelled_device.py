@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from threading import Lock
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 
-from tvm_pipeline.backends import Array, Backend, Order, Port, Progress, Seconds, StageRunner
+from tvm_pipeline.backends import Array, Backend, Order, Port, Seconds, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.model import Model
@@ -21,6 +22,8 @@ from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.onnx_model import OnnxModel
+
+_log = logging.getLogger(__name__)
 
 TARGET = "modelled:0"
 QUEUE = Lock()  # the device does one piece of work after the other
@@ -130,10 +133,8 @@ class ModelledBackend(Backend):
         told = "numpy on a thread of the CPU (an example, which has no hardware)"
         return [Device("accelerator", self.name, target=TARGET, stand_in=told)]
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> ModelledModel:
-        progress(f"{model.name} for {TARGET}")
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> ModelledModel:
+        _log.info(f"{model.name} for {TARGET}")
         return ModelledModel(model, order)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> ModelledModel:

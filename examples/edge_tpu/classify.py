@@ -30,6 +30,7 @@ from assets import VIDEO, fetch
 from build import PICTURES
 
 from tvm_pipeline import Device, Pipeline, Platform, Problem, load, planning, profile_model, settle_platform
+from tvm_pipeline.cli.output import logged, spinner
 from tvm_pipeline.report import candidates_table, statistics_table
 from tvm_pipeline_edgetpu.model import read_model
 from tvm_pipeline_video import (
@@ -115,10 +116,10 @@ def main() -> None:
         pictures, video = [fetch(picture) for picture in PICTURES[:4]], fetch(VIDEO)
     console, status = Console(), Console(stderr=True)
 
-    with status.status("compiling") as shown:
+    with logged(), spinner():
         backend, platform = settle_platform(two_edge_tpus())
-        compiled = backend.compile(load(arguments.model), platform.devices, shown.update)
-        profile = profile_model(backend, compiled, platform, progress=shown.update)
+        compiled = backend.compile(load(arguments.model), platform.devices)
+        profile = profile_model(backend, compiled, platform)
         decision = planning.plan(Problem(compiled.graph, platform, profile, stages=arguments.stages))
     for warning in profile.warnings:
         status.print(f"warning: {warning}", style="yellow", markup=False)

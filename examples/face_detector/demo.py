@@ -34,6 +34,7 @@ from tvm_pipeline import (
     settle_platform,
     write_bundle,
 )
+from tvm_pipeline.cli.output import logged, spinner
 from tvm_pipeline.cost.frame_time import frame_time
 from tvm_pipeline.profiling.speed import machine_speed
 from tvm_pipeline.report import (
@@ -83,14 +84,14 @@ def main() -> None:
     out, console = arguments.output, Console(stderr=True)
     out.mkdir(parents=True, exist_ok=True)
 
-    with console.status("downloading the model and the video") as status:
+    with logged(), spinner() as show_step:
+        show_step("downloading the model and the video")
         model_file, video_file = fetch(MODEL), fetch(VIDEO)
-        tell = status.update
         # The file declares 10x3x32x32; any multiple of 32 will do, and 640x288 holds a frame of the video.
         model = load(model_file, {"input.1": (1, 3, 288, 640)})
         backend, platform = settle_platform(detect_platform(model))
-        compiled = backend.compile(model, platform.devices, tell)
-        of_model = profile_model(backend, compiled, platform, progress=tell)
+        compiled = backend.compile(model, platform.devices)
+        of_model = profile_model(backend, compiled, platform)
         settings = preprocessing_for(compiled.graph, HERE / "centerface.toml")
         best = planning.plan(Problem(compiled.graph, platform, of_model))
         bundle = Bundle(compiled.graph, platform, of_model, best.plan, compiled, settings.to_dict(), best)
@@ -100,10 +101,10 @@ def main() -> None:
         rehearsal = Rehearsal(
             compiled.graph, str(video_file), settings, decode, video=".mp4", lines=True, scratch=faces_written
         )
-        profile = profile_host(rehearsal, compiled, platform, of_model, progress=tell)
+        profile = profile_host(rehearsal, compiled, platform, of_model)
         problem = Problem(rehearsal.graph, platform, profile)
         run = rehearsal.runner(compiled, platform)
-        decision = verified(problem, planning.plan(problem), run, arguments.seconds, tell)
+        decision = verified(problem, planning.plan(problem), run, arguments.seconds)
     for warning in profile.warnings:
         console.print(f"warning: {warning}", style="yellow")
     console.print(candidates_table(decision), decision.why)

@@ -7,6 +7,7 @@ profile of power modes when it starts. Read next: mode_record.py, nvpmodel.py, c
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -32,7 +33,7 @@ from tvm_pipeline_boards.mode_record import (
 )
 from tvm_pipeline_boards.nvpmodel import current_nvpmodel, nvpmodel_modes, set_nvpmodel
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 class BoardModes(PowerModes):
@@ -75,7 +76,7 @@ class BoardModes(PowerModes):
             return False
 
     @contextmanager
-    def mode_set(self, mode: PowerMode, tell: Say, warn: Say) -> Iterator[None]:
+    def mode_set(self, mode: PowerMode) -> Iterator[None]:
         """Have the machine in a power mode while the block lasts, and put back what was before.
 
         Call `put_back_left` first. Where the mode is set already, nothing is changed. What cannot be put back is kept
@@ -88,7 +89,9 @@ class BoardModes(PowerModes):
         with locked_record(folder) as mine:
             if self.is_set(mode):
                 if not mine:
-                    warn(f"another process has set power mode {mode.name}; when it ends, it puts back what was before")
+                    _log.warning(
+                        f"another process has set power mode {mode.name}; when it ends, it puts back what was before"
+                    )
                 yield
                 return
             left = read_record(folder)
@@ -104,15 +107,15 @@ class BoardModes(PowerModes):
             write_record(folder, record)
             holder = _Holder()
             # A finalizer, so that it is put back once, and also where the process ends in the middle of cleaning up.
-            put_back_once = weakref.finalize(holder, _put_back_and_forget, record, folder, self._root, warn)
+            put_back_once = weakref.finalize(holder, _put_back_and_forget, record, folder, self._root)
             try:
                 _set(mode, self._root)
-                tell(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
+                _log.info(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
                 yield
             finally:
                 _uninterrupted(put_back_once)
 
-    def put_back_left(self, tell: Say, warn: Say) -> None:
+    def put_back_left(self) -> None:
         """Put back what a process that was killed had set; a process that runs keeps its mode.
 
         `tell` hears that it was put back, and `warn` where that fails, with what the user does next.
@@ -122,34 +125,34 @@ class BoardModes(PowerModes):
                 continue
             try:
                 if not os.access(folder, os.W_OK, effective_ids=True):
-                    _tell_of_others(folder, warn)
+                    _tell_of_others(folder)
                     continue
                 with locked_record(folder) as mine:
                     record = read_record(folder) if mine else None
                     if record is None:
                         continue
-                    _uninterrupted(partial(_put_back_left, record, folder, self._root, tell, warn))
+                    _uninterrupted(partial(_put_back_left, record, folder, self._root))
             except PowerError as error:
-                warn(str(error))
+                _log.warning(str(error))
 
 
 class _Holder:
     """What lives as long as the mode is set."""
 
 
-def _tell_of_others(folder: Path, warn: Say) -> None:
+def _tell_of_others(folder: Path) -> None:
     """Warn of what a process of root left, which this user cannot put back."""
     record = read_record(folder)
     if record and not Path(f"/proc/{record.pid}").exists():
-        warn(
+        _log.warning(
             f"process {record.pid} was killed in power mode {record.mode}, and this user cannot put back what was "
             f"before. As root, run `tvm-pipeline run` or do by hand: {record.by_hand}; then remove {folder / RECORD}"
         )
 
 
-def _put_back_left(record: ModeRecord, folder: Path, root: Path, tell: Say, warn: Say) -> None:
-    if _put_back_and_forget(record, folder, root, warn):
-        tell(f"process {record.pid} was killed in power mode {record.mode}; what was before is put back")
+def _put_back_left(record: ModeRecord, folder: Path, root: Path) -> None:
+    if _put_back_and_forget(record, folder, root):
+        _log.info(f"process {record.pid} was killed in power mode {record.mode}; what was before is put back")
 
 
 def _before(mode: PowerMode, root: Path) -> ModeRecord:
@@ -179,7 +182,7 @@ def _set(mode: PowerMode, root: Path) -> None:
         write_limit(clock, limit, root)
 
 
-def _put_back_and_forget(record: ModeRecord, folder: Path, root: Path, warn: Say) -> bool:
+def _put_back_and_forget(record: ModeRecord, folder: Path, root: Path) -> bool:
     """Put back what was before, and remove the record; if that fails, warn and keep it."""
     reasons = []
     try:
@@ -196,7 +199,7 @@ def _put_back_and_forget(record: ModeRecord, folder: Path, root: Path, warn: Say
         except PowerError as error:
             reasons.append(str(error))
     if reasons:
-        warn(
+        _log.warning(
             f"what was before power mode {record.mode} is not put back: {'; '.join(reasons)}. Do it by hand: "
             f"{record.by_hand}; the next run tries again"
         )
@@ -204,7 +207,7 @@ def _put_back_and_forget(record: ModeRecord, folder: Path, root: Path, warn: Say
     try:
         remove_record(folder)
     except OSError as error:
-        warn(f"{folder / RECORD} cannot be removed: {error.strerror or error}; remove it")
+        _log.warning(f"{folder / RECORD} cannot be removed: {error.strerror or error}; remove it")
     return True
 
 

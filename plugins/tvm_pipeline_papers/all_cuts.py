@@ -64,13 +64,13 @@ def command(
         check_outputs(draw, inputs=[model])
         new_figure(1, 1)  # where matplotlib is missing, this tells it before anything runs
     with ExitStack() as stack:
-        tell = stack.enter_context(spinner())
+        stack.enter_context(spinner())
         subject = stack.enter_context(
-            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source, tell)
+            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source)
         )
         cuts = every_cut(subject.problem, *pair)
         say(f"{len(cuts)} cuts, about {expected_s(cuts, seconds, rounds):.0f} s by their predictions")
-        comparison = measured_cuts(cuts, subject.run, seconds=seconds, rounds=rounds, progress=tell)
+        comparison = measured_cuts(cuts, subject.run, seconds=seconds, rounds=rounds)
     if draw:
         draw_cuts(comparison, draw, f"{subject.problem.graph.name}, every cut in two")
     if json:

@@ -9,7 +9,8 @@ Read next: runtime/comparison.py, which runs one turn; every_cut.py, which makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_pipeline import PipelineError
@@ -17,6 +18,8 @@ from tvm_pipeline.core.plan import Measured
 from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.runtime.comparison import SINGLE_FRAMES, TURN_FRAMES, Run, Turn, in_turn, measured
 from tvm_pipeline_papers.every_cut import Cut
+
+_log = logging.getLogger(__name__)
 
 TURN_S = 0.3  # a turn of less has too few frames in steady state, or hardly more than the scheduler's time slices
 PREDICTED_FINALISTS = 3  # those that are predicted to be best
@@ -80,7 +83,6 @@ def measured_cuts(
     *,
     seconds: float = TURN_S,
     rounds: int = 3,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> CutComparison:
     """Run every cut in turns of about `seconds`, in so many rounds, and the best of them in more.
 
@@ -104,12 +106,12 @@ def measured_cuts(
         )
     obstacles: dict[int, PipelineError] = {}
     everyone = [index for index, cut in enumerate(cuts) if cut.plan]
-    results = _results(cuts, everyone, run, seconds, rounds, progress, "cut", obstacles)
+    results = _results(cuts, everyone, run, seconds, rounds, "cut", obstacles)
     by_prediction = sorted(results, key=lambda index: _predicted_s(cuts[index]) or float("inf"))
     others = sorted(by_prediction[PREDICTED_FINALISTS:], key=lambda index: _measured_s(results[index]))
     finalists = [*by_prediction[:PREDICTED_FINALISTS], *others[: FINALISTS - PREDICTED_FINALISTS]]
     if finalists:
-        finals = _results(cuts, finalists, run, seconds, FINAL_ROUNDS * rounds, progress, "finalist", obstacles)
+        finals = _results(cuts, finalists, run, seconds, FINAL_ROUNDS * rounds, "finalist", obstacles)
     if not finalists or not finals:
         raise next(iter(obstacles.values()))
     results.update(finals)
@@ -130,7 +132,6 @@ def _results(
     run: Run,
     seconds: float,
     rounds: int,
-    progress: Callable[[str], None],
     what: str,
     obstacles: dict[int, PipelineError],
 ) -> dict[int, Measured]:
@@ -141,7 +142,7 @@ def _results(
             plan = cuts[index].plan
             if plan is None or index in obstacles:
                 continue
-            progress(f"{what} {count} of {len(indices)}, {cuts[index]}, round {round_ + 1} of {rounds}")
+            _log.info(f"{what} {count} of {len(indices)}, {cuts[index]}, round {round_ + 1} of {rounds}")
             try:
                 turns[index].append(run(plan, seconds))
             except PipelineError as error:

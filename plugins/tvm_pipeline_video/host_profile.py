@@ -12,6 +12,7 @@ Read next: application.py, whose operators these are.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -33,6 +34,8 @@ from tvm_pipeline.runtime.host_work import Entry, HostFunction, HostWork
 from tvm_pipeline_video.application import READ, Passage, host_errors
 from tvm_pipeline_video.rehearsals import Rehearsal
 from tvm_pipeline_video.sources import Frame
+
+_log = logging.getLogger(__name__)
 
 SECONDS = 3.0  # of measuring, on all devices together
 ROUNDS = 2
@@ -56,14 +59,12 @@ def profile_host(
     profile: Profile,
     *,
     seconds: float = SECONDS,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Profile:
     """Return the profile of the model with the host operators, measured on each CPU device of the platform.
 
     Args:
         profile: of the model on the same platform; host operators of another application in it are left out.
         seconds: of measuring, at least some frames on each device.
-        progress: is told in a few words what is being measured.
 
     Raises:
         ProfileError: no device of the platform has cores of this machine that can run the whole model.
@@ -80,11 +81,11 @@ def profile_host(
     each_s = seconds / (ROUNDS * len(devices))
     for round_ in range(ROUNDS):
         for device in devices:
-            progress(f"host work on {device.name}, round {round_ + 1} of {ROUNDS}")
+            _log.info(f"host work on {device.name}, round {round_ + 1} of {ROUNDS}")
             samples = pooled.setdefault(device.target, defaultdict(list))
             for name, found in _timed(rehearsal, compiled, platform, device, each_s).items():
                 samples[name] += found
-    progress("how long host work holds the interpreter's lock")
+    _log.info("how long host work holds the interpreter's lock")
     lock_s = _lock_seconds(rehearsal, compiled, platform, devices[0])
     if rehearsal.recorded_read_s:
         for samples in pooled.values():

@@ -17,6 +17,7 @@ from tvm_pipeline.cli.output import (
     spinner,
     warn,
     with_options,
+    without_warnings,
 )
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import InfeasibleError, OptionError, PipelineError
@@ -95,7 +96,7 @@ def test_what_the_library_and_its_guests_log_names_options(cli, monkeypatch, nam
     logger = logging.getLogger(name)
     before = logging.getLogger().handlers[:]
     monkeypatch.setattr("tvm_pipeline.cli.devices.this_machine", lambda *_: logger.warning("give `platform`"))
-    assert cli("devices").err.startswith("give --platform ")
+    assert cli("devices").err.startswith("warning: give --platform ")
     assert logging.getLogger().handlers == before
 
 
@@ -103,6 +104,28 @@ def test_what_other_packages_log_is_printed_as_it_is(capsys):
     with logged():
         logging.getLogger("another_package").warning("set `platform`")
     assert capsys.readouterr().err == "set `platform`\n"
+
+
+@pytest.mark.parametrize("name", ["tvm_pipeline.module", "tvm_pipeline_of_others.module"])
+def test_a_spinner_shows_the_steps_that_the_library_and_its_guests_log(monkeypatch, name):
+    lines: list[str] = []
+    monkeypatch.setattr(output, "every_few_seconds", lambda _: lines.append)
+    with logged():
+        logging.getLogger(name).info("before")
+        with spinner():
+            logging.getLogger(name).info("step")
+            logging.getLogger("another_package").info("noise")
+        logging.getLogger(name).info("after")
+    assert lines == ["step"]
+
+
+def test_warnings_are_not_printed_again(capsys):
+    logger = logging.getLogger("tvm_pipeline.module")
+    with logged():
+        with without_warnings():
+            logger.warning("dropped")
+        logger.warning("printed")
+    assert capsys.readouterr().err == "warning: printed\n"
 
 
 def test_without_a_terminal_a_line_of_progress_is_printed_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,6 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError, PlatformError
 
-Progress = Callable[[str], None]
 Seconds = npt.NDArray[np.float64]
 # The order of a stage's operators: that of the model, or the one of least memory if that takes less.
 Order = Literal["listed", "memory"]
@@ -167,7 +166,7 @@ class CompiledModel(ABC):
         """Return what cuts the model's file for other backends; None if `Backend.cuts` lacks its format."""
         return None
 
-    def compare(self, devices: Sequence[Device], progress: Progress) -> Refused:
+    def compare(self, devices: Sequence[Device]) -> Refused:
         """Run every operator on a device of each target, all of this machine; return what some must not compute.
 
         `Backend.compile` has done so for devices of this machine. By default all targets compute the same.
@@ -217,9 +216,7 @@ class Backend(ABC):
         """Return the devices of this machine; none if it has none."""
 
     @abstractmethod
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> CompiledModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> CompiledModel:
         """Compile once for each distinct target of `devices`; use the cache for what was compiled before."""
 
     @abstractmethod
@@ -291,7 +288,6 @@ class Backend(ABC):
         self,
         model: Model,
         devices: Sequence[Device],
-        progress: Progress,
         order: Order = "listed",
         *,
         tuned: bool = True,
@@ -306,15 +302,13 @@ class Backend(ABC):
             tuned: False leaves out what tuning has found.
             processor: of the other machine (`cores.processor`), by which what tuning has found there is known.
         """
-        return self.compile(model, devices, progress, order)
+        return self.compile(model, devices, order)
 
     def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
         """Return a device of this engine, of the same name and cores, for each device of another backend."""
         return ()
 
-    def tune(
-        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
-    ) -> TuningReport:
+    def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
         """Search for faster kernels of the model for the target of a device, on its first core, or on the GPU.
 
         What is found is kept for later compilations on this machine. What was measured before is not measured again.
@@ -326,11 +320,9 @@ class Backend(ABC):
         """
         raise PlatformError(f"device {device.name} cannot be tuned for: the backend {self.name} tunes no kernels")
 
-    def compile_untuned(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> CompiledModel:
+    def compile_untuned(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> CompiledModel:
         """Compile as `compile` does, without what tuning has found."""
-        return self.compile(model, devices, progress, order)
+        return self.compile(model, devices, order)
 
     def tuning_records(self, device: Device) -> list[str]:
         """Return what tuning has found on this machine for the target of a device, a line each."""
@@ -340,7 +332,7 @@ class Backend(ABC):
         """Keep what tuning found on another machine, of which `processor` is the processor; return how much is new."""
         return 0
 
-    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+    def rewriting(self, model: Model) -> Rewriting:
         """Read a model whose operators may be done in parts before it is compiled; `workflow/rewriting_trial.py` asks.
 
         Raises:
@@ -405,8 +397,8 @@ class Delegating(CompiledModel):
     def slicer(self) -> Slicer | None:
         return self.inner.slicer()
 
-    def compare(self, devices: Sequence[Device], progress: Progress) -> Refused:
-        return self.inner.compare([self.inner_device(device) for device in devices], progress)
+    def compare(self, devices: Sequence[Device]) -> Refused:
+        return self.inner.compare([self.inner_device(device) for device in devices])
 
     def refuse(self, refused: Refused) -> None:
         self.inner.refuse(refused)

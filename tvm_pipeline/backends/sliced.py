@@ -24,7 +24,6 @@ from tvm_pipeline.backends.contract import (
     ModelSlice,
     Order,
     Port,
-    Progress,
     Refused,
     Rewriting,
     Seconds,
@@ -63,9 +62,7 @@ class SlicedBackend(Backend):
     def settle(self, device: Device) -> Device:
         return self.backends[device.backend].settle(device)
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> SlicedModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> SlicedModel:
         """Compile for the devices of the backend that cuts the file; slices for others are compiled as they are cut.
 
         Raises:
@@ -73,12 +70,12 @@ class SlicedBackend(Backend):
         """
         lead = self._cutting(model)
         own = [device for device in devices if device.backend == lead.name]
-        whole = lead.compile(model, own, progress, order)
-        return SlicedModel(self.backends, lead.name, whole, progress)
+        whole = lead.compile(model, own, order)
+        return SlicedModel(self.backends, lead.name, whole)
 
-    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+    def rewriting(self, model: Model) -> Rewriting:
         """Read a model for the backend that cuts its file; slices for the others are those of the rewritten file."""
-        return self._cutting(model).rewriting(model, progress)
+        return self._cutting(model).rewriting(model)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         for name, backend in self.backends.items():
@@ -149,7 +146,6 @@ class SlicedModel(Delegating):
         backends: by name; all that the platform names.
         lead: the backend that cuts the file.
         whole: the model as that backend compiled it for its own devices.
-        tell: is told what is being compiled.
         compiled: the slices that other backends compiled.
     """
 
@@ -158,7 +154,6 @@ class SlicedModel(Delegating):
         backends: Mapping[str, Backend],
         lead: str,
         whole: CompiledModel,
-        tell: Progress = lambda _: None,
         compiled: Mapping[Key, CompiledModel] | None = None,
     ) -> None:
         slicer = whole.slicer()
@@ -167,7 +162,7 @@ class SlicedModel(Delegating):
                 f"the backend {lead} says that it cuts files like that of {whole.graph.name}, and does not"
             )
         super().__init__(whole)
-        self._backends, self._lead, self._tell = backends, lead, tell
+        self._backends, self._lead = backends, lead
         self._slicer = slicer
         self._compiled = dict(compiled or {})
         self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values(), self.time_transfers)
@@ -196,9 +191,9 @@ class SlicedModel(Delegating):
     def kernels_to_tune(self, device: Device) -> Mapping[str, Sequence[Hashable]]:
         return super().kernels_to_tune(device) if device.backend == self._lead else {}
 
-    def compare(self, devices: Sequence[Device], progress: Progress) -> Refused:
+    def compare(self, devices: Sequence[Device]) -> Refused:
         """Compare the devices of the backend that cuts; others have no libraries of the whole model."""
-        return super().compare([device for device in devices if device.backend == self._lead], progress)
+        return super().compare([device for device in devices if device.backend == self._lead])
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make one stage of the operators on `device`.
@@ -319,7 +314,7 @@ class SlicedModel(Delegating):
                     f"{', '.join(self._backends)}"
                 )
             try:
-                self._compiled[key] = backend.compile(part.model, [device], self._tell, self.order)
+                self._compiled[key] = backend.compile(part.model, [device], self.order)
             except ModelError as error:
                 made = f"the stage of {self.graph.name} that makes {part.outputs[0].name}"
                 raise ModelError(f"device {device.name} cannot run {made}: {error}") from error

@@ -6,6 +6,7 @@ the second half under the model that the first one gives. Next: `stage_choice.py
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling.stage_timer import stage_timer
 from tvm_pipeline.profiling.throttling import ThrottleWatch
 
+_log = logging.getLogger(__name__)
+
 STAGES = 16
 STEADY_SPREAD = 0.2  # of a stage's times; beyond it the stage is measured again
 MOST_SPREAD = 0.5  # with which a stage still tells something
 TRIES = 3
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,6 @@ def measured_model(
     models: Sequence[CompiledModel],
     prior: DeviceModel,
     count: int = STAGES,
-    tell: Say = lambda _: None,
-    warn: Say = lambda _: None,
     timer: Callable[[CompiledModel], SegmentTimer] = stage_timer,
     root: Path = Path("/"),
 ) -> Measuring:
@@ -84,12 +83,12 @@ def measured_model(
         for candidate in chosen:
             pool.remove(candidate)
             throttling.look()
-            tell(f"stage {len(times) + 1} of {count} on {device.name}: {candidate.name}")
+            _log.info(f"stage {len(times) + 1} of {count} on {device.name}: {candidate.name}")
             try:
                 timed = _timed(candidate, device, timers)
             except (PlanError, ModelError) as error:
                 refused.append(str(error))
-                warn(f"{device.name}: {candidate.name} is left out: {error}")
+                _log.warning(f"{device.name}: {candidate.name} is left out: {error}")
                 if len(refused) > count:
                     raise ModelError(
                         f"device {device.name}: its compiler refuses {len(refused)} stages, the first because: "
@@ -100,7 +99,7 @@ def measured_model(
                 times.append(timed)
                 continue
             varying.append(f"{candidate.name}: its times vary by {timed.spread:.0%} from run to run")
-            warn(f"{device.name}: {varying[-1]}; it is left out")
+            _log.warning(f"{device.name}: {varying[-1]}; it is left out")
             if len(varying) > count:
                 raise ProfileError(
                     f"device {device.name}: the times of {len(varying)} stages vary too much to be fitted, such as "
@@ -118,13 +117,13 @@ def measured_model(
             model = calibrated(prior, times).model
     choose(count)
     if throttling.look_now() or throttling.begun:
-        warn(
+        _log.warning(
             f"the machine was throttled while {device.name} was measured ({throttling.begun}): a cooler machine is "
             "faster. Let it cool down, or choose a lower power mode, and calibrate again"
         )
     found = _fitted(device, prior, times)
     for line in found.doubtful:
-        warn(f"{device.name}: {line}")
+        _log.warning(f"{device.name}: {line}")
     return Measuring(device, found, tuple(times), tuple(pool))
 
 

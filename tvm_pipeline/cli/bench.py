@@ -22,7 +22,7 @@ from tvm_pipeline.cli.options import (
     shapes_of,
     values_of,
 )
-from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
+from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, without_warnings
 from tvm_pipeline.core.plan import Prediction, read_plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
@@ -37,7 +37,6 @@ from tvm_pipeline.workflow.steps import (
     given_plan,
     opened_bundle,
     planned,
-    silent,
 )
 
 
@@ -86,30 +85,23 @@ def command(
     for path in plan or ():
         read_plan(path)  # a mistake in it is told before anything is compiled
     with ExitStack() as stack:
-        tell = stack.enter_context(spinner())
+        stack.enter_context(spinner())
         problem, compiled, run, measuring, machine = stack.enter_context(
-            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source, tell)
+            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source)
         )
         if plan:
             runs, notes = [(given_plan(problem, path), run) for path in plan], [path.name for path in plan]
         else:
-            decision, _ = decide(problem, "best", None, tell, verify_s=0.0)
+            decision, _ = decide(problem, "best", None, verify_s=0.0)
             runs, notes = [(candidate, run) for candidate in decision.candidates], [""] * len(decision.candidates)
             if compiled.tuned() and not model.endswith(".tar"):
-                untuned = compile_source(
-                    model,
-                    shapes_of(input_shapes),
-                    platform,
-                    tell,
-                    silent,
-                    tuned=False,
-                    values=values_of(input_values),
-                    machine=machine,
-                )
+                shapes, values = shapes_of(input_shapes), values_of(input_values)
+                with without_warnings():
+                    untuned = compile_source(model, shapes, platform, tuned=False, values=values, machine=machine)
                 unpredicted = replace(decision.plan, predicted=Prediction())
                 runs.append((unpredicted, measuring(untuned.compiled, untuned.platform)))
                 notes.append("not tuned")
-        results = side_by_side(runs, seconds=seconds, rounds=rounds, progress=tell)
+        results = side_by_side(runs, seconds=seconds, rounds=rounds)
     if json:
         stand_ins = problem.platform.stand_ins
         candidates = [{**measured_json(result), "note": note} for result, note in zip(results, notes, strict=True)]
@@ -128,7 +120,6 @@ def opened(
     input_shapes: str | None,
     input_values: str | None,
     source: str | None,
-    tell: Callable[[str], None],
 ) -> Iterator[Subject]:
     """Open a bundle, or compile and measure a model, by the options of this command, so that its plans can run."""
     chosen = checked_objective(objective)
@@ -138,18 +129,16 @@ def opened(
         )
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     with ExitStack() as stack:
-        machine = stack.enter_context(opened_machine(remote, tell))
+        machine = stack.enter_context(opened_machine(remote))
         run: Run | None = None
         if model.endswith(".tar"):
-            bundle = stack.enter_context(opened_bundle(Path(model), warn, machine=machine))
+            bundle = stack.enter_context(opened_bundle(Path(model), machine=machine))
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
             run = applications("source").again(bundle, source or "") if bundle.application else None
         else:
-            subject = stack.enter_context(
-                planned(model, shapes, platform, None, tell, warn, values=values, machine=machine)
-            )
+            subject = stack.enter_context(planned(model, shapes, platform, None, values=values, machine=machine))
             if subject.compiled is None:
                 raise OptionError(subject.not_here)
             problem, compiled = subject.problem(chosen), subject.compiled
-        measuring = stack.enter_context(machine.metering(problem, power_sensor, warn))
+        measuring = stack.enter_context(machine.metering(problem, power_sensor))
         yield Subject(problem, compiled, measuring(compiled, problem.platform, run), measuring, machine)

@@ -13,7 +13,7 @@ import typer
 from tvm_pipeline.calibration.fit import Constant
 from tvm_pipeline.calibration.measuring import STAGES
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, check_outputs, shapes_of
-from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.cli.output import print_json, show, spinner
 from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
@@ -47,8 +47,8 @@ def command(
     check_outputs(output, inputs=models)
     shapes = shapes_of(input_shapes)
     machine = seen_from(read_platform(platform), platform.parent, output.parent) if platform else None
-    with spinner() as tell:
-        found = calibrate_platform(models, machine, shapes, stages, tell, warn)
+    with spinner():
+        found = calibrate_platform(models, machine, shapes, stages)
     write_and_show(found, output, json)
 
 

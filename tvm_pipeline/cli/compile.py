@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -29,7 +30,7 @@ from tvm_pipeline.cli.options import (
     values_of,
     verify_seconds,
 )
-from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options
+from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options, without_warnings
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
@@ -45,14 +46,14 @@ from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.steps import (
     Compiled,
-    Say,
     checked_objective,
     compile_source,
     decide,
     given_plan,
     measured_profile,
-    silent,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def command(
@@ -143,14 +144,12 @@ def command(
     states = tuple(map(parse_carry, carry or ()))
     settings = preprocessing or (str(beside) if beside.exists() else None)
     known = applications("source" if source else "preprocessing") if settings or source else None
-    with spinner() as tell, opened_machine(remote, tell) as machine:
+    with spinner(), opened_machine(remote) as machine:
         order: Order | None = "memory" if memory_order else None
         made = compile_source(
             model,
             shapes_of(input_shapes),
             platform,
-            tell,
-            warn,
             order,
             winograd=winograd,
             values=values_of(input_values),
@@ -162,8 +161,8 @@ def command(
         memory_order = made.compiled.order == "memory"
         reading = known.read(made, {**around_it, "preprocessing": settings, "source": source}) if known else None
         prepared = reading.preprocessing if reading and settings else None
-        compared = _compared(machine, made, model, input_shapes, input_values, states, winograd, tell)
-        measured = measured_profile(made, profile[0] if profile else None, tell, warn, machine=machine)
+        compared = _compared(machine, made, model, input_shapes, input_values, states, winograd)
+        measured = measured_profile(made, profile[0] if profile else None, machine=machine)
         if elsewhere := machine.other_mode(made.platform, measured.power_mode):
             if source:
                 raise OptionError(f"--source is measured in the present power mode: {elsewhere}; set it before")
@@ -172,11 +171,11 @@ def command(
         if source and reading:
             for line in reading.said:
                 say(line)
-            whole = reading.measure(made, measured, tell)
+            whole = reading.measure(made, measured)
             graph, measured, run, application = whole.graph, whole.profile, whole.run, whole.record
         problem = Problem(graph, in_mode(made.platform, measured.power_mode), measured, chosen, stages)
         if len(profiles) > 1:
-            decision, problem = decide_modes(problem, made.platform, profiles, scheduler, tell)
+            decision, problem = decide_modes(problem, made.platform, profiles, scheduler)
             measured = problem.profile
         elif plan:
             given = given_plan(problem, plan)
@@ -187,13 +186,12 @@ def command(
                 problem,
                 scheduler,
                 compiled,
-                tell,
                 verify_s=verify_seconds(verify, obstacle),
                 run=run,
                 machine=machine,
             )
         activations = _activations(made, decision.plan) if memory_order else []
-        tell(f"writing {output}")
+        _log.info(f"writing {output}")
         bundle = Bundle(
             graph,
             problem.platform,
@@ -244,7 +242,6 @@ def _compared(
     input_values: str | None,
     states: Carry,
     winograd: bool,
-    tell: Say,
 ) -> list[str]:
     """Compare a model on a board with the same model compiled for this machine; return a line for each kind of device.
 
@@ -252,10 +249,11 @@ def _compared(
     """
     if machine is HERE:
         return []
-    tell(f"compiling {model} for this machine, to compare with board {machine.name}")
+    _log.info(f"compiling {model} for this machine, to compare with board {machine.name}")
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     try:
-        own = compile_source(model, shapes, None, tell, silent, winograd=winograd, values=values, carry=states)
+        with without_warnings():
+            own = compile_source(model, shapes, None, winograd=winograd, values=values, carry=states)
     except PipelineError as error:
         warn(f"what board {machine.name} computes is not compared with this machine: {error}")
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -14,13 +15,15 @@ from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.carried import without_carry
 from tvm_pipeline.backends.registry import platform_backend
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption, check_outputs
-from tvm_pipeline.cli.output import print_json, show, spinner, warn, with_options
+from tvm_pipeline.cli.output import print_json, show, spinner, with_options
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import check_distinct, write_bytes
 from tvm_pipeline.planning.deployment import Demand, deploy
 from tvm_pipeline.report.tables import deployment_table
 from tvm_pipeline.workflow.steps import Planned, plan_json, planned
+
+_log = logging.getLogger(__name__)
 
 
 def command(
@@ -45,12 +48,12 @@ def command(
     """
     check_outputs(folder=output)
     requested = [_parsed(model) for model in models]
-    with spinner() as tell, ExitStack() as stack:
-        sources = [stack.enter_context(planned(source, None, platform, None, tell, warn)) for source, _ in requested]
+    with spinner(), ExitStack() as stack:
+        sources = [stack.enter_context(planned(source, None, platform, None)) for source, _ in requested]
         demands = [Demand(s.problem(), rate_fps) for s, (_, rate_fps) in zip(sources, requested, strict=True)]
         found = deploy(demands, time_limit)
         if output:
-            tell(f"writing {output}")
+            _log.info(f"writing {output}")
             _write(output, sources, found.plans, [source for source, _ in requested])
     if json:
         plans = [plan_json(plan, sources[0].platform) for plan in found.plans]

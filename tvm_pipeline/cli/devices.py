@@ -12,7 +12,7 @@ import typer
 
 from tvm_pipeline.backends.registry import description, left_out, settle_platform
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
-from tvm_pipeline.cli.output import print_json, say, show, warn
+from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.errors import PipelineError
@@ -36,7 +36,7 @@ def command(
     Example: tvm-pipeline devices -o desk.toml
     """
     check_outputs(output)
-    _, settled = settle_platform(read_platform(platform) if platform else this_machine(None, warn))
+    _, settled = settle_platform(read_platform(platform) if platform else this_machine(None))
     if output:
         write_bytes(output, platform_toml(settled).encode())
     found = Found([], {}) if platform else survey()

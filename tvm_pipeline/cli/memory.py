@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ from tvm_pipeline.memory.traffic_order import traffic_order
 from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
 from tvm_pipeline.report.parts_tables import savings_table, savings_text
 from tvm_pipeline.workflow.steps import compile_source, opened_bundle
+
+_log = logging.getLogger(__name__)
 
 
 def command(
@@ -64,10 +67,10 @@ def command(
         raise OptionError(f"--on-chip {on_chip}: give the bytes of the on-chip memory, above 0")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"--plot {plot}: pictures are .png or .svg")
-    with spinner() as tell:
-        graph, chosen, compiled = _read(source, shapes_of(input_shapes), values_of(input_values), plan, tell)
+    with spinner():
+        graph, chosen, compiled = _read(source, shapes_of(input_shapes), values_of(input_values), plan)
         _say_empty(graph)
-        tell("searching for the order that needs the least memory")
+        _log.info("searching for the order that needs the least memory")
         parts: list[tuple[str, Sequence[str] | None]] = [(graph.name, None)]
         for index, stage in enumerate(chosen.stages if chosen else ()):
             parts.append((f"stage {index} on {', '.join(stage.devices)}", stage.operators))
@@ -105,19 +108,19 @@ def command(
 
 
 def _read(
-    source: str, shapes: Shapes | None, values: Values | None, plan: Path | None, tell: Callable[[str], None]
+    source: str, shapes: Shapes | None, values: Values | None, plan: Path | None
 ) -> tuple[OperatorGraph, Plan | None, list[tuple[str, StageArena]]]:
     """Return the graph, the plan whose stages are to be examined, and what the compiled stages have."""
     chosen, arenas = read_plan(plan) if plan else None, list[tuple[str, StageArena]]()
     if source.endswith(".tar"):
-        with opened_bundle(Path(source), warn) as bundle:
+        with opened_bundle(Path(source)) as bundle:
             graph, chosen = bundle.graph, chosen or bundle.plan
             check_partition(graph, [stage.operators for stage in chosen.stages])
             arenas = _stage_arenas(bundle.compiled, bundle.platform, chosen)
     elif source.endswith(".json") and not is_relay(source):
         graph = read_graph(source)
     else:
-        made = compile_source(source, shapes, None, tell, warn, values=values)
+        made = compile_source(source, shapes, None, values=values)
         graph = made.compiled.graph
         arenas = _stage_arenas(made.compiled, made.platform, chosen)
     if chosen is not None:

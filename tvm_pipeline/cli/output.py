@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -79,37 +80,82 @@ def print_json(value: Any) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Print warnings as without a handler; those of this package and its guests have the names of options."""
+    """Print warnings, but none `without_warnings`, and show the steps of the work (INFO) as `steps_to` asks.
+
+    Records of this package and its guests have the names of options; warnings of others are as without a handler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.show_step: Callable[[str], None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith("tvm_pipeline"):
-            say(self.format(record))
-        elif logging.lastResort:
-            logging.lastResort.handle(record)
+        is_step = record.levelno < logging.WARNING
+        if not record.name.startswith("tvm_pipeline"):
+            if logging.lastResort and not is_step:
+                logging.lastResort.handle(record)
+        elif is_step and self.show_step:
+            self.show_step(self.format(record))
+        elif not is_step and not _drops_warnings.get():
+            warn(self.format(record))
+
+
+_handler = LogHandler()
+_drops_warnings: ContextVar[bool] = ContextVar("_drops_warnings", default=False)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Print what is logged meanwhile, from warnings on."""
-    handler, logger = LogHandler(logging.WARNING), logging.getLogger()
-    logger.addHandler(handler)
+    """Print what is logged meanwhile, from warnings on, and show steps where a command asks for them."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.addHandler(_handler)
+    logger.setLevel(min(logging.INFO, level))
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        logger.removeHandler(_handler)
+        logger.setLevel(level)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Print no warnings meanwhile, of what the calling thread does: they were printed before."""
+    token = _drops_warnings.set(True)
+    try:
+        yield
+    finally:
+        _drops_warnings.reset(token)
+
+
+@contextmanager
+def steps_to(show_step: Callable[[str], None]) -> Iterator[None]:
+    """Have a function show the steps of the work meanwhile, from any thread."""
+    before, _handler.show_step = _handler.show_step, show_step
+    try:
+        yield
+    finally:
+        _handler.show_step = before
 
 
 @contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
-    """Show on standard error what is being done; yield the function that takes the text.
+    """Show the steps of the work on standard error; yield the function that takes one.
 
-    A terminal has it beside a spinner; a file gets a line every few seconds.
+    A terminal has them beside a spinner; a file gets a line every few seconds.
     """
     if not errors.is_terminal:
-        yield every_few_seconds(say)
+        show_step = every_few_seconds(say)
+        with steps_to(show_step):
+            yield show_step
         return
     with errors.status("starting") as status:
-        yield lambda text: status.update(Text(with_options(text)))
+
+        def update(line: str) -> None:
+            status.update(Text(with_options(line)))
+
+        with steps_to(update):
+            yield update
 
 
 def every_few_seconds(tell: Callable[[str], None]) -> Callable[[str], None]:

@@ -108,13 +108,11 @@ def command(
     verify_seconds(verify, "--pareto lists plans and compares none" if front else several)
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     first = profiles[0] if profiles else None
-    with spinner() as tell, opened_machine(remote, tell) as machine, ExitStack() as stack:
+    with spinner(), opened_machine(remote) as machine, ExitStack() as stack:
         subject = stack.enter_context(
-            merged(models, platform, profiles, tell, warn, from_models=True)
+            merged(models, platform, profiles, from_models=True)
             if together
-            else planned(
-                models[0], shapes, platform, first, tell, warn, values=values, from_models=True, machine=machine
-            )
+            else planned(models[0], shapes, platform, first, values=values, from_models=True, machine=machine)
         )
         problem = subject.problem(
             chosen,
@@ -128,12 +126,12 @@ def command(
             decision = pareto_decision(problem)
         elif modes:
             known = list(map(read_profile, profiles))
-            decision, problem = decide_modes(problem, subject.platform, known, scheduler, tell)
+            decision, problem = decide_modes(problem, subject.platform, known, scheduler)
         else:
             seconds = verify_seconds(
                 verify, subject.not_here or machine.other_mode(problem.platform, subject.profile.power_mode)
             )
-            decision, _ = decide(problem, scheduler, subject.compiled, tell, verify_s=seconds, machine=machine)
+            decision, _ = decide(problem, scheduler, subject.compiled, verify_s=seconds, machine=machine)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     errors = modelled(problem.platform, problem.profile)
     if errors:

@@ -23,7 +23,7 @@ from tvm_pipeline.cli.options import (
     shapes_of,
     values_of,
 )
-from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.cli.output import print_json, show, spinner
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
@@ -89,7 +89,7 @@ def command(
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     check_outputs(output, graph, inputs=(model, platform))
     shapes, values = shapes_of(input_shapes), values_of(input_values)
-    with spinner() as tell, opened_machine(remote, tell) as machine:
+    with spinner(), opened_machine(remote) as machine:
         if power:
             machine.check_sensor(power_sensor)  # that it is missing is told before anything is compiled
 
@@ -98,8 +98,6 @@ def command(
                 model,
                 shapes,
                 platform,
-                tell,
-                warn,
                 winograd=winograd,
                 values=values,
                 power_mode=mode,
@@ -108,9 +106,9 @@ def command(
             )
 
         def measure(made: Compiled) -> Profile:
-            found = measured_profile(made, None, tell, warn, repeats, strict, machine)
+            found = measured_profile(made, None, repeats, strict, machine)
             if power:
-                found = machine.with_joules(made.compiled, made.platform, found, power_sensor, tell, warn)
+                found = machine.with_joules(made.compiled, made.platform, found, power_sensor)
             return found
 
         def once() -> Iterator[tuple[Compiled, Profile]]:
@@ -118,7 +116,7 @@ def command(
             yield made, measure(made)
 
         found: list[tuple[Compiled, Profile]] = []
-        each = profile_modes(platform, made_in, measure, allow_power_modes, tell, warn) if power_modes else once()
+        each = profile_modes(platform, made_in, measure, allow_power_modes) if power_modes else once()
         for made, measured in each:
             found.append((made, measured))
             if output:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.cli.options import JsonOption, check_outputs
-from tvm_pipeline.cli.output import choice_json, print_json, warn, with_options
+from tvm_pipeline.cli.output import choice_json, print_json, with_options
 from tvm_pipeline.cli.output import show as show_table
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.cost.evaluate import evaluate
@@ -43,7 +43,7 @@ def command(
     if format not in ("png", "svg"):
         raise OptionError(f"--format {format!r} is neither png nor svg")
     check_outputs(folder=output)
-    with opened_bundle(bundle, warn) as opened:
+    with opened_bundle(bundle) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
         tuned = opened.compiled.tuned()

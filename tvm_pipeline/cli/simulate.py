@@ -11,7 +11,7 @@ import typer
 
 from tvm_pipeline.backends.bundle import open_bundle
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
-from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.cli.output import print_json, show, spinner
 from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.in_mode import for_mode
 from tvm_pipeline.core.plan import Plan, check_one_model, read_plan
@@ -83,11 +83,11 @@ def command(
     arrivals = SATURATED
     if pace_fps is not None:
         arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)
-    with spinner() as tell, ExitStack() as stack:
+    with spinner(), ExitStack() as stack:
         subject = stack.enter_context(
-            planned(models[0], None, platform, profiles[0] if profiles else None, tell, warn)
+            planned(models[0], None, platform, profiles[0] if profiles else None)
             if len(models) == 1
-            else merged(models, platform, profiles, tell, warn)
+            else merged(models, platform, profiles)
         )
         problem, chosen = subject.problem(), _plan(models, plan)
         with blamed(plan or models[0], PlanError, "plan it anew with `tvm-pipeline plan`"):

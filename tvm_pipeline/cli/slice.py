@@ -92,9 +92,9 @@ def _compiled(slices: Sequence[Slice], files: dict[str, bytes]) -> list[Report |
     from tvm_pipeline_edgetpu.compiler import compile_parts
 
     reports: list[Report | None] = []
-    with spinner() as tell:
+    with spinner():
         for index, part in enumerate(slices):
-            [(content, report)] = compile_parts([part.content], [f"stage{index}"], tell=tell)
+            [(content, report)] = compile_parts([part.content], [f"stage{index}"])
             files[f"stage{index}_edgetpu.tflite"] = content
             reports.append(report)
     return reports

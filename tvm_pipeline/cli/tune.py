@@ -19,7 +19,7 @@ from tvm_pipeline.cli.options import (
     shapes_of,
     values_of,
 )
-from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
+from tvm_pipeline.cli.output import measured_json, print_json, show, spinner
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.frontends import load
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
@@ -63,7 +63,7 @@ def command(
     """
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     check_remote(remote, {"objective": objective}, "plans are measured meanwhile; run the command on the board")
-    with spinner() as tell, opened_machine(remote, tell) as machine:
+    with spinner(), opened_machine(remote) as machine:
         if objective:
             found = tune_plan(
                 model,
@@ -71,8 +71,6 @@ def command(
                 seconds,
                 shapes,
                 platform,
-                tell,
-                warn,
                 winograd=winograd,
                 values=values,
             )
@@ -81,7 +79,7 @@ def command(
             check_seconds(seconds)
             asked = replace(load(model, shapes, values), winograd=winograd)
             given = read_platform(platform) if platform else None
-            found, reports = None, machine.tune(asked, given, seconds, tell, warn)
+            found, reports = None, machine.tune(asked, given, seconds)
     if json:
         print_json({"targets": [asdict(report) for report in reports], **({"plan": _json(found)} if found else {})})
         return

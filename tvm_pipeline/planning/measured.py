@@ -9,6 +9,7 @@ Next: `profiling/stage_timer.py`, which compiles and times a stage.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import corrected_partition, model_seconds
 from tvm_pipeline.planning.search.dynamic_programming import chain, ideals
+
+_log = logging.getLogger(__name__)
 
 # A function that times these operators as a stage on a device.
 SegmentTimer = Callable[[Sequence[str], Device], SegmentProfile]
@@ -40,7 +43,6 @@ def measured_plan(
     run: Callable[[Problem], Plan],
     cut: Cut,
     measure: SegmentTimer | None,
-    progress: Callable[[str], None],
 ) -> Decision:
     """Return the best pipeline over the platform's equal devices, by stages that were compiled and measured.
 
@@ -76,7 +78,7 @@ def measured_plan(
     segments: dict[tuple[int, int], SegmentProfile] = {}
 
     def timed(start: int, end: int) -> float:
-        progress(f"stage {len(segments) + 1}: operators {order[start]} to {order[end - 1]} on {devices[0].name}")
+        _log.info(f"stage {len(segments) + 1}: operators {order[start]} to {order[end - 1]} on {devices[0].name}")
         segments[start, end] = measure(order[start:end], devices[0])
         return segments[start, end].seconds
 
@@ -89,7 +91,7 @@ def measured_plan(
         measured.append(replace(segments[start, end], device=device.name))
     plan = Plan(problem.graph.name, scheduler, problem.objective, tuple(stages), proposed.predicted)
     with_segments = replace(problem, profile=replace(problem.profile, segments=tuple(measured)))
-    progress(f"{found.evaluations} stages compiled and measured")
+    _log.info(f"{found.evaluations} stages compiled and measured")
     plan = judged(with_segments, plan)
     return Decision(
         plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured", segments=tuple(measured)

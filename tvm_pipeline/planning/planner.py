@@ -17,9 +17,9 @@ Next: `registry.py`, the schedulers; `rehearsal.py`, the last step.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
@@ -35,6 +35,8 @@ from tvm_pipeline.planning.measured import SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import BEST, LIMITS, SCHEDULERS, Scheduler, check_scheduler
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
+_log = logging.getLogger(__name__)
+
 MOST_DEVICES = 64
 
 # The schedulers to use where communication is counted by edges.
@@ -46,13 +48,11 @@ def plan(
     scheduler: str = BEST,
     *,
     measure: SegmentTimer | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Decision:
     """Return the best plan of `problem` by the scheduler of that name, or of all schedulers (`best`), with the reason.
 
     Args:
         measure: a function that times a stage on a device, for schedulers that measure; see `profiling.stage_timer`.
-        progress: a function that is called with a few words about each long step, before the step.
 
     Raises:
         OptionError: no scheduler has that name, or it does not take the problem's objective, limits or stages.
@@ -70,11 +70,11 @@ def plan(
     """
     _check(problem, scheduler)
     if scheduler != BEST and (cut := SCHEDULERS[scheduler].cut):
-        decision = measured_plan(problem, scheduler, SCHEDULERS[scheduler].run, cut, measure, progress)
+        decision = measured_plan(problem, scheduler, SCHEDULERS[scheduler].run, cut, measure)
         return _of_mode(problem, _bounded(problem, decision))
     decision = proposed(problem, scheduler)
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
-        progress("simulating the best plans, with turns on the bus")
+        _log.info("simulating the best plans, with turns on the bus")
         decision = rehearsal.rehearsed(problem, decision, proposed)
     return _of_mode(problem, decision)
 

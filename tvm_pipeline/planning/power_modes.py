@@ -7,8 +7,9 @@ the fastest mode; least energy, with a rate to keep, may take a slow one. Read n
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
@@ -17,10 +18,10 @@ from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, Profi
 from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.registry import BEST
 
+_log = logging.getLogger(__name__)
 
-def plan_modes(
-    problems: Sequence[Problem], scheduler: str = BEST, *, progress: Callable[[str], None] = lambda _: None
-) -> Decision:
+
+def plan_modes(problems: Sequence[Problem], scheduler: str = BEST) -> Decision:
     """Return the best plan over the power modes, one problem for each, with the candidates of all of them.
 
     Each problem has the platform as it is in its mode (`in_mode`), and the profile measured in that mode. They are of
@@ -37,9 +38,9 @@ def plan_modes(
     errors: dict[str, NoPlanError] = {}
     for problem in problems:
         mode = problem.profile.power_mode
-        progress(f"planning for power mode {mode}" if mode else "planning")
+        _log.info(f"planning for power mode {mode}" if mode else "planning")
         try:
-            decisions.append(plan(problem, scheduler, progress=progress))
+            decisions.append(plan(problem, scheduler))
         except NoPlanError as error:
             errors[mode] = error
     if len(problems) == 1:

@@ -5,13 +5,11 @@ Planning needs none of it: it plans for the modes that a platform states. Next: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
-
-Say = Callable[[str], None]
 
 
 class PowerModes:
@@ -25,19 +23,17 @@ class PowerModes:
         """Return whether the machine is in this mode."""
         return False
 
-    def mode_set(self, mode: PowerMode, tell: Say, warn: Say) -> AbstractContextManager[None]:
+    def mode_set(self, mode: PowerMode) -> AbstractContextManager[None]:
         """Have the machine in this mode while a block lasts, and put back what was before.
 
         Args:
-            tell: hears that the mode was set.
-            warn: hears what could not be put back.
 
         Raises:
             PowerError: the mode cannot be set.
         """
         raise PowerError(f"power mode {mode.name} cannot be set: no installed package sets modes of this machine")
 
-    def put_back_left(self, tell: Say, warn: Say) -> None:
+    def put_back_left(self) -> None:
         """Put back what a process that was killed had set. Each run calls this when it begins."""
 
     def described(self) -> Iterable[str]:

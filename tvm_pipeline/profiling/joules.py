@@ -17,6 +17,7 @@ Read before: `power/meter.py`. Next: `estimates.py`.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from tvm_pipeline.backends.contract import CompiledModel, Progress, StageRunner
+from tvm_pipeline.backends.contract import CompiledModel, StageRunner
 from tvm_pipeline.backends.operator_timing import alike_operators
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.platform import Device, Platform
@@ -37,6 +38,8 @@ from tvm_pipeline.power import Meter, Sensor
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.profiling.computed import computed_runner, computed_stages
 from tvm_pipeline.profiling.estimates import moved_s
+
+_log = logging.getLogger(__name__)
 
 WINDOWS = 10  # of which a mean is taken, at least
 T_95 = 2.262  # Student's t of 95 % for WINDOWS; of more windows it is less
@@ -89,7 +92,6 @@ def profile_joules(
     platform: Platform,
     profile: Profile,
     sensor: Sensor,
-    progress: Progress = lambda _: None,
     pace: Pace | None = None,
 ) -> Profile:
     """Return the profile with the joules of each operator above idle, their intervals, and the idle machine's power.
@@ -105,7 +107,7 @@ def profile_joules(
         PowerError: the sensor cannot be read, or tells nothing of the moments in which the devices worked.
     """
     with Meter(sensor) as meter:
-        bench = _Bench(compiled, meter, pace or Pace(), progress)
+        bench = _Bench(compiled, meter, pace or Pace())
         idles = [bench.idle()]
         found: dict[str, DeviceProfile] = {}
         warnings: list[str] = []
@@ -141,13 +143,13 @@ class _Bench:
         warnings: what disturbed it.
     """
 
-    def __init__(self, compiled: CompiledModel, meter: Meter, pace: Pace, progress: Progress) -> None:
-        self._compiled, self._meter, self._pace, self._progress = compiled, meter, pace, progress
+    def __init__(self, compiled: CompiledModel, meter: Meter, pace: Pace) -> None:
+        self._compiled, self._meter, self._pace = compiled, meter, pace
         self.warnings: list[str] = []
 
     def idle(self) -> Power:
         """Return the power of the idle machine, after the threads of this process have gone to sleep."""
-        self._progress("power of the idle machine")
+        _log.info("power of the idle machine")
         until_s = time.perf_counter() + self._pace.settle_s
         while (share := _own_share()) > QUIET and time.perf_counter() < until_s:
             pass
@@ -162,7 +164,7 @@ class _Bench:
     def device(self, device: Device, figures: DeviceProfile, idle: Power) -> tuple[Power, dict[str, Power]]:
         """Return the power while the device runs all that it computes, and while it runs operators alone."""
         graph = self._compiled.graph
-        self._progress(f"joules of {graph.name} on {device.name}")
+        _log.info(f"joules of {graph.name} on {device.name}")
         groups = [[graph.operators[index].name for index in indices] for indices in alike_operators(graph)]
         long = [names for names in groups if _seconds(figures, names) >= LITTLE * figures.whole_s]
         found: dict[str, Power] = {}
@@ -171,7 +173,7 @@ class _Bench:
         def measure() -> Power:
             whole = self._repeated(runner, idle, self._pace.whole)
             for number, names in enumerate(long, 1):
-                self._progress(f"joules of {names[0]} on {device.name}, {number} of {len(long)}")
+                _log.info(f"joules of {names[0]} on {device.name}, {number} of {len(long)}")
                 try:
                     alone = self._compiled.stage(names[:1], device)
                 except PlanError:

@@ -10,11 +10,12 @@ another program disturbed is recognised and measured again. Next: `rounds.py`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress
+from tvm_pipeline.backends.contract import Backend, CompiledModel
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
@@ -28,6 +29,8 @@ from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.rounds import Rounds
 from tvm_pipeline.profiling.throttling import ThrottleWatch
 
+_log = logging.getLogger(__name__)
+
 BUSY_SPREAD = 0.10
 MOST_UNCERTAIN = 0.05  # what a strict profile may be off
 
@@ -37,7 +40,6 @@ def profile_model(
     compiled: CompiledModel,
     platform: Platform,
     repeats: int = 24,
-    progress: Progress = lambda _: None,
     strict: bool = False,
     root: Path = Path("/"),
 ) -> Profile:
@@ -52,7 +54,6 @@ def profile_model(
 
     Args:
         repeats: passes over the model for each device, spread over the rounds.
-        progress: is told in a few words what is being measured.
         strict: try for at least 20 s and at most 60 s, and raise ProfileError where the figures are still doubtful.
         root: the folder with the files of the system that tell whether the machine is throttled.
 
@@ -65,15 +66,12 @@ def profile_model(
     measurable = [device for device in platform.devices if can_time_operators(device)]
     throttling = ThrottleWatch(root)
 
-    def told(line: str) -> None:
-        throttling.look()
-        progress(line)
-
     with ExitStack() as opened:
         benches = {device: opened.enter_context(closing(Bench(compiled, device))) for device in measurable}
-        rounds = Rounds(benches, repeats, told, strict)
+        rounds = Rounds(benches, repeats, throttling.look, strict)
         rounds.measure()
-        told("links")
+        throttling.look()
+        _log.info("links")
         links = fit_links({device: bench.runner for device, bench in benches.items()})
     absent = [
         f"device {name} was not here, measured were {what.partition(' (')[0]}"

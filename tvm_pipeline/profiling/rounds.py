@@ -7,10 +7,10 @@ Next: `estimates.py` (the figures) and `disturbance.py` (what counts as disturbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tvm_pipeline.backends.contract import Progress
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.profiling.device_bench import Bench, together
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER
@@ -18,6 +18,8 @@ from tvm_pipeline.profiling.estimates import BESIDE_OTHERS, Measured, undisturbe
 from tvm_pipeline.profiling.patience import Patience, pause
 from tvm_pipeline.profiling.timings import Believed, Timing, undisturbed
 from tvm_pipeline.profiling.twins import equal_devices, slower
+
+_log = logging.getLogger(__name__)
 
 ROUNDS = 4
 RETRIED_ROWS = 2  # few, so that they fit between two loads
@@ -29,7 +31,7 @@ class Rounds:
     Args:
         benches: one for each device.
         repeats: passes over the model for each device.
-        progress: is told what is measured.
+        look: is called before each measurement.
         strict: whether to try for longer.
 
     Attributes:
@@ -39,8 +41,8 @@ class Rounds:
         differences: what was seen of differences between equal devices, as sentences.
     """
 
-    def __init__(self, benches: Mapping[Device, Bench], repeats: int, progress: Progress, strict: bool) -> None:
-        self._benches, self._progress, self._strict = benches, progress, strict
+    def __init__(self, benches: Mapping[Device, Bench], repeats: int, look: Callable[[], object], strict: bool) -> None:
+        self._benches, self._look, self._strict = benches, look, strict
         self._each = max(repeats // ROUNDS, 2)
         self.least = self._each * ROUNDS // 2
         self.groups = equal_devices(benches)
@@ -58,10 +60,10 @@ class Rounds:
         for round_ in range(ROUNDS):
             of = f"round {round_ + 1} of {ROUNDS}"
             for device, bench in self._benches.items():
-                self._progress(f"operators on {device.name}, {of}")
+                self._begin(f"operators on {device.name}, {of}")
                 bench.alone(self._each, self._each)
             for devices in self._sets:
-                self._progress(f"{_names(devices)} together, {of}")
+                self._begin(f"{_names(devices)} together, {of}")
                 together([self._benches[device] for device in devices], self._each)
         once_s = self.spent_s
         patience = Patience(once_s, self._strict)
@@ -89,17 +91,21 @@ class Rounds:
         own = self._benches[device].measured.best_alone_s
         return group if own <= group * (1 + MOST_SLOWER) else own
 
+    def _begin(self, line: str) -> None:
+        self._look()
+        _log.info(line)
+
     def _sweep(self, lacking: Mapping[Device, Lacking]) -> None:
         """Measure once again on each device that lacks undisturbed passes, then wait for a moment."""
         begin_s = self.spent_s
         for device, (rows, passes, _) in lacking.items():
             if rows or passes:
-                self._progress(f"operators on {device.name} again, because another program disturbed them")
+                self._begin(f"operators on {device.name} again, because another program disturbed them")
                 self._benches[device].alone(min(rows, RETRIED_ROWS), min(passes, self._each), skipped=1)
         for devices in self._sets:
             busy = max(lacking[device].busy for device in devices)
             if busy:
-                self._progress(f"{_names(devices)} together again, because another program disturbed them")
+                self._begin(f"{_names(devices)} together again, because another program disturbed them")
                 together([self._benches[device] for device in devices], min(busy, self._each))
         self._paused_s += pause(self.spent_s - begin_s)
 
@@ -126,7 +132,7 @@ class Rounds:
             len(undisturbed(second[device], self.best_alone_s(device))) < self.least for device in group
         ):
             for device in group:
-                self._progress(f"{_names(group)} again, because they are equal and differ")
+                self._begin(f"{_names(group)} again, because they are equal and differ")
                 second[device] += self._benches[device].passes(self._each)
         repeated = self._slower(second)
         for device in group:

@@ -7,6 +7,7 @@ pipeline.py, which runs each plan; `report/tables.py`, which prints the comparis
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.pipeline import Pipeline
+
+_log = logging.getLogger(__name__)
 
 SINGLE_FRAMES = 3  # frames sent alone in each turn, for the latency that meets no queue
 TURN_FRAMES = 12  # frames that fill the pipeline in each turn, at least
@@ -105,14 +108,13 @@ def compare(
     seconds: float = 2.0,
     rounds: int = 3,
     run: Run | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
     """Run every plan for about `seconds` in every one of `rounds` rounds, on seeded noise unless `run` is given.
 
     Each round begins with another plan.
     """
     run = run or runner(compiled, platform)
-    return side_by_side([(plan, run) for plan in plans], seconds=seconds, rounds=rounds, progress=progress)
+    return side_by_side([(plan, run) for plan in plans], seconds=seconds, rounds=rounds)
 
 
 def side_by_side(
@@ -120,14 +122,13 @@ def side_by_side(
     *,
     seconds: float,
     rounds: int,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
     """Run every plan by what runs it, as `compare` does: for plans of several builds of one model."""
     turns: list[list[Turn]] = [[] for _ in runs]
     for round_ in range(rounds):
         for index in in_turn(range(len(runs)), round_):
             plan, run = runs[index]
-            progress(f"{plan.scheduler} on {', '.join(plan.devices)}, round {round_ + 1} of {rounds}")
+            _log.info(f"{plan.scheduler} on {', '.join(plan.devices)}, round {round_ + 1} of {rounds}")
             turns[index].append(run(plan, seconds))
     return [measured(plan, found) for (plan, _), found in zip(runs, turns, strict=True)]
 

@@ -27,7 +27,7 @@ LOST_S = 60.0  # after which a stretch of a run that the sensor told nothing of 
 _log = logging.getLogger(__name__)
 
 
-def metered(run: Run, problem: Problem, meter: Meter | None, warn: Callable[[str], None] = _log.warning) -> Run:
+def metered(run: Run, problem: Problem, meter: Meter | None) -> Run:
     """Return the function that runs a plan for a turn and tells the joules of its frames, too.
 
     Args:
@@ -35,7 +35,6 @@ def metered(run: Run, problem: Problem, meter: Meter | None, warn: Callable[[str
         problem: has the platform, and the idle machine's power.
         meter: samples a sensor while the function is in use; None where there is none, so that the platform's watts are
             taken.
-        warn: is told once where the sensor does not tell the joules of a turn; the turn then has none.
     """
     said: set[str] = set()
 
@@ -50,7 +49,7 @@ def metered(run: Run, problem: Problem, meter: Meter | None, warn: Callable[[str
             drawn, why = None, str(error)
         if drawn is None and why not in said:
             said.add(why)
-            warn(f"{why}; the joules of its frames are not measured")
+            _log.warning(f"{why}; the joules of its frames are not measured")
         return replace(
             turn,
             energy=drawn and frame_energy(meter, drawn, turn.full_frames, known_idle_w(problem, meter.sensor.covers)),
@@ -73,9 +72,8 @@ class RunEnergy:
 
     Args:
         meter: samples the sensor while the pipelines run.
-        progress: returns how many frames have come out, and when the last one did (`time.perf_counter`).
+        came_out: returns how many frames have come out, and when the last one did (`time.perf_counter`).
         idle_w: the power of the idle machine; None where it is not known.
-        warn: is told where the sensor cannot be read any more. What was measured until then stays.
 
     Attributes:
         energy_j: joules that were drawn since the first frame, up to a few moments ago.
@@ -85,13 +83,12 @@ class RunEnergy:
     def __init__(
         self,
         meter: Meter,
-        progress: Callable[[], tuple[int, float]],
+        came_out: Callable[[], tuple[int, float]],
         idle_w: float | None,
-        warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self.energy_j = 0.0
         self.frame: FrameEnergy | None = None
-        self._meter, self._progress, self._idle_w, self._warn = meter, progress, idle_w, warn
+        self._meter, self._came_out, self._idle_w = meter, came_out, idle_w
         self._failed = False
         self._begin: tuple[int, float] | None = None  # of the present piece, and its end where it has one
         self._end: tuple[int, float] | None = None
@@ -103,7 +100,7 @@ class RunEnergy:
         Args:
             patience_s: the longest wait for the sensor.
         """
-        now = self._progress()
+        now = self._came_out()
         if not now[0] or self._failed:
             return
         if self._begin is None:
@@ -118,7 +115,7 @@ class RunEnergy:
             drawn = self._meter.energy(self._begin[1], self._end[1], patience_s)
         except PowerError as error:
             self._failed = True
-            self._warn(f"{error}; joules are not measured from here on")
+            _log.warning(f"{error}; joules are not measured from here on")
             return
         if drawn is not None:
             self._add(drawn, self._end[0] - self._begin[0])

@@ -14,9 +14,10 @@ Read next: comparison.py, which runs a plan for one turn; core/plan.py, the Deci
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from statistics import median
 
@@ -29,6 +30,8 @@ from tvm_pipeline.errors import OptionError, PipelineError, PowerError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.comparison import SINGLE_FRAMES, TURN_FRAMES, Run, Turn, in_turn, measured
 from tvm_pipeline.runtime.metering import metered
+
+_log = logging.getLogger(__name__)
 
 VERIFY_S = 10.0
 # The uncertainty of a prediction that states none. Predictions err by 3.9 % in the median and by 28 % at worst
@@ -48,7 +51,6 @@ def verified(
     decision: Decision,
     run: Run | None,
     verify_s: float = VERIFY_S,
-    progress: Callable[[str], None] = lambda _: None,
     meter: Meter | None = None,
 ) -> Decision:
     """Return the decision after the candidates that may be the best have run side by side.
@@ -77,7 +79,7 @@ def verified(
         return _predicted(problem, decision, obstacle)
     race = _Race(problem, _contenders(decision), verify_s, PERIODS * meter.period_s if meter else 0.0)
     try:
-        race.go(_with_joules(run, problem, meter) if meter and problem.objective == "energy" else run, progress)
+        race.go(_with_joules(run, problem, meter) if meter and problem.objective == "energy" else run)
     except PowerError as error:
         return _predicted(problem, decision, f"no measurement decided, because {error}")
     if not race.is_decided:
@@ -178,7 +180,7 @@ def _rate(objective: str, throughput_fps: float | None, latency_s: float | None,
 
 def _with_joules(run: Run, problem: Problem, meter: Meter) -> Run:
     """Return the function that runs a plan for a turn, and raises PowerError where its joules cannot be told."""
-    measuring = metered(run, problem, meter, lambda _: None)
+    measuring = metered(run, problem, meter)
 
     def measured_turn(plan: Plan, seconds: float) -> Turn:
         turn = measuring(plan, seconds)
@@ -218,7 +220,7 @@ class _Race:
                 fitting.append(plan)
         return fitting if plans[0] in fitting else []
 
-    def go(self, run: Run, progress: Callable[[str], None]) -> None:
+    def go(self, run: Run) -> None:
         """Run rounds until the time is over or one plan is left."""
         deadline_s = time.perf_counter() + self._verify_s
         while self._has_time(deadline_s - time.perf_counter()):
@@ -226,7 +228,7 @@ class _Race:
                 begin_s = time.perf_counter()
                 if begin_s >= deadline_s:
                     return  # turns took longer than they should
-                progress(f"measuring {describe(plan)}, round {self._rounds + 1}, {deadline_s - begin_s:.0f} s left")
+                _log.info(f"measuring {describe(plan)}, round {self._rounds + 1}, {deadline_s - begin_s:.0f} s left")
                 try:
                     self._turns[plan].append(run(plan, _full_s(plan, self._frames, self._least_s)))
                 except PowerError:

@@ -127,7 +127,7 @@ class _Check:
         self._expect(not reason, f"refuses() says of {self._model.name}: {reason}; check with a model that it compiles")
 
     def compiles(self, devices: Sequence[Device], order: Order) -> CompiledModel:
-        compiled = self._backend.compile(self._model, devices, lambda _: None, order)
+        compiled = self._backend.compile(self._model, devices, order)
         self._expect(
             compiled.order == order, f"compile(..., order={order!r}) gives a model of order {compiled.order!r}"
         )
@@ -286,7 +286,7 @@ class _Check:
                 part = slicer.cut(group)
                 reason = self._backend.refuses(part.model)
                 self._expect(not reason, f"it refuses the slice {part.model.name} of its own slicer: {reason}")
-                with closing(self._backend.compile(part.model, [device], lambda _: None)) as slice_compiled:
+                with closing(self._backend.compile(part.model, [device])) as slice_compiled:
                     graph = slice_compiled.graph
                     made = self._runs_once(slice_compiled, operator_names(graph), device, tensors, where)
                     for tensor, output in zip(part.outputs, graph.outputs, strict=True):

@@ -7,6 +7,7 @@ blocks (`LAYOUTS`), so that pipelines must convert; hooks make operators fail, d
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 import time
@@ -22,7 +23,6 @@ from tvm_pipeline.backends.contract import (
     ModelSlice,
     Order,
     Port,
-    Progress,
     Seconds,
     StageRunner,
 )
@@ -33,6 +33,8 @@ from tvm_pipeline.core.partition import check_stage, longest_stages, slice_ends
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError
+
+_log = logging.getLogger(__name__)
 
 # An operator: arrays in the order of its inputs, to arrays in the order of its outputs.
 Function = Callable[..., Sequence[Array]]
@@ -249,11 +251,9 @@ class FakeBackend(Backend):
             raise PlatformError(f"this machine has no device {device.name}")
         return device
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> FakeModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> FakeModel:
         for device in devices:
-            progress(f"{model.name} for {device.name}")
+            _log.info(f"{model.name} for {device.name}")
         if model.name not in self._models:
             graph, functions = pickle.loads(model.content)
             return FakeModel(graph, functions, order=order)

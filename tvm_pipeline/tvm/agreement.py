@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from tvm_pipeline.backends.closeness import difference, roundings_of
-from tvm_pipeline.backends.contract import Array, Port, Progress, StageRunner
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.platform import Device
@@ -46,9 +46,7 @@ Refused = dict[str, dict[str, str]]  # by target, the operators that it must not
 _log = logging.getLogger(__name__)
 
 
-def check_agreement(
-    model: TvmModel[Any], devices: Sequence[Device], progress: Progress, *, remember: bool = True
-) -> None:
+def check_agreement(model: TvmModel[Any], devices: Sequence[Device], *, remember: bool = True) -> None:
     """Check that all libraries of a model compute the same, on the first of `devices` of each target; prepare these.
 
     What a GPU must not compute is put into `model.refused`, and logged as a warning. Nothing is run where the devices
@@ -70,7 +68,7 @@ def check_agreement(
     record = _record(model, chosen) if remember else None
     known = _remembered(record)
     if known is None:
-        progress(f"checking that {'both' if len(chosen) == 2 else f'all {len(chosen)}'} targets compute the same")
+        _log.info(f"checking that {'both' if len(chosen) == 2 else f'all {len(chosen)}'} targets compute the same")
         with ExitStack() as stack:
             first, *others = (stack.enter_context(_bound(model, device)) for device in chosen)
             known = _check_operators(model.graph, first, others)
@@ -84,7 +82,7 @@ def check_agreement(
             stay = "stays" if len(refused) == 1 else "stay"
             why = next(iter(refused.values()))
             _log.warning("%s: %s %s on other devices: %s", device.name, _shown(list(refused)), stay, why)
-        model.prepare(device.target, progress)
+        model.prepare(device.target)
 
 
 def _record(model: TvmModel[Any], devices: Sequence[Device]) -> Path | None:

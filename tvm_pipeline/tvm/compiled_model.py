@@ -20,7 +20,6 @@ from tvm_pipeline.backends.contract import (
     Array,
     CompiledModel,
     Order,
-    Progress,
     Refused,
     Seconds,
     StageArena,
@@ -145,10 +144,10 @@ class TvmModel(CompiledModel, Generic[L]):
         refused = self.refused.get(compiler_target(device.target), {})
         return [operator.name for operator in self.graph.operators if operator.name not in refused]
 
-    def compare(self, devices: Sequence[Device], progress: Progress) -> Refused:
+    def compare(self, devices: Sequence[Device]) -> Refused:
         from tvm_pipeline.tvm.agreement import check_agreement  # which knows this class
 
-        check_agreement(self, devices, progress, remember=False)
+        check_agreement(self, devices, remember=False)
         return self.refused
 
     def refuse(self, refused: Refused) -> None:
@@ -157,7 +156,7 @@ class TvmModel(CompiledModel, Generic[L]):
     def stage(self, operators: Sequence[str], device: Device) -> SliceStage:
         return SliceStage(self.runnable_plan(self.plan_slice(operators, device), device), device, self._bind)
 
-    def prepare(self, target: str, progress: Callable[[str], None]) -> None:
+    def prepare(self, target: str) -> None:
         """Make a device ready to run the model, once all is known of what it must not compute."""
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:

@@ -33,7 +33,6 @@ MISSING = "the package tvm_pipeline_kernels, a part of tvm-pipeline, is not inst
 
 # What a kernel computes and how, as the guest writes it: text, numbers and tuples of these.
 Choices: TypeAlias = Mapping[Any, Any]
-Tell: TypeAlias = Callable[[str], None]
 # Takes a call, and returns what computes it (`relax.transform.LegalizeOps`).
 Legalization: TypeAlias = Callable[[Any, Any], Any]
 # Takes a function of TIR and the target, and returns it scheduled with the name of the rule; None if it is none's.
@@ -89,7 +88,7 @@ class RelayKernels(_Kernels):
         """Return whether a choice changes values: it is Winograd's algorithm."""
         return False
 
-    def tune(self, model: Model, target: str, seconds: float, tell: Tell, guide: Guide | None = None) -> TuningReport:
+    def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
         """Search on the core that the thread is bound to; see `Backend.tune`."""
         _refuse_to_tune(model)
 
@@ -100,7 +99,6 @@ class RelayKernels(_Kernels):
         host: str,
         seconds: float,
         known_as: str,
-        tell: Tell,
         only: tuple[str, ...] | None = None,
     ) -> TuningReport:
         """Search on a GPU.

@@ -28,7 +28,6 @@ def kept_or_made(
     place: Callable[[], Path],
     load: Callable[[Path], T],
     make: Callable[[], Path],
-    tell: Callable[[str], None],
 ) -> T:
     """Return what is in the cache, or make it there under a lock that all processes share.
 
@@ -52,7 +51,7 @@ def kept_or_made(
             return checked(found)
         except BundleError:
             pass  # it is read again under the lock, since its maker may only be replacing it
-    with locked(plain, what, tell):
+    with locked(plain, what):
         found = place()
         if found.exists():
             try:

@@ -17,7 +17,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.comparison import Run
-from tvm_pipeline.workflow.steps import Compiled, Say
+from tvm_pipeline.workflow.steps import Compiled
 
 GROUP = "tvm_pipeline.applications"
 
@@ -53,7 +53,7 @@ class Application(Protocol):
     @property
     def said(self) -> Sequence[str]: ...
 
-    def measure(self, made: Compiled, profile: Profile, tell: Say) -> MeasuredApplication:
+    def measure(self, made: Compiled, profile: Profile) -> MeasuredApplication:
         """Measure the host work on the source; `profile` has the model's operators.
 
         Raises PipelineError where the source breaks or no device can do the work.

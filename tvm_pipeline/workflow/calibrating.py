@@ -34,8 +34,6 @@ from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.twins import equal_devices
 from tvm_pipeline.workflow.machine_modes import this_machine
 
-Say = Callable[[str], None]
-
 ADVICE = 3  # badly known constants of which it is said what would tell them
 WIDTH = 110  # of a line of comments
 
@@ -84,8 +82,6 @@ def calibrate_platform(
     platform: Platform | None = None,
     shapes: Shapes | None = None,
     count: int = STAGES,
-    tell: Say = lambda _: None,
-    warn: Say = _log.warning,
     timer: Callable[[CompiledModel], SegmentTimer] = stage_timer,
 ) -> CalibratedPlatform:
     """Measure stages of models on the devices of a platform that are here, one device after the other.
@@ -117,13 +113,13 @@ def calibrate_platform(
             value=count,
         )
     models = {source: load(source, shapes) for source in sources}
-    platform = platform or this_machine(models[sources[0]], warn)
+    platform = platform or this_machine(models[sources[0]])
     here, left_out = _here(platform)
     for line in left_out.values():
-        warn(line)
+        _log.warning(line)
     for device in here:
         if device.layer_times:
-            warn(f"{device.name}: its calibrated model takes the place of its layer times")
+            _log.warning(f"{device.name}: its calibrated model takes the place of its layer times")
     if not here:
         raise PlatformError(
             f"no device of platform {platform.name} can be calibrated: {'; '.join(left_out.values())}. Plug one in, or "
@@ -135,15 +131,15 @@ def calibrate_platform(
         first, *others = devices
         names = tuple(device.name for device in devices)
         if others:
-            tell(f"{', '.join(names)} are equal: {first.name} is measured for all of them")
+            _log.info(f"{', '.join(names)} are equal: {first.name} is measured for all of them")
         try:
-            found = _measured(first, models, count, tell, warn, timer)
+            found = _measured(first, models, count, timer)
         except ProfileError as error:
             if len(names) == len(here):
                 raise
             refused.append(error)
             left_out |= dict.fromkeys(names, f"not calibrated: {error}")
-            warn(f"not calibrated: {error}")
+            _log.warning(f"not calibrated: {error}")
             continue
         *each, last = report(found.calibration, found.rest, found.times)
         groups.append(Calibrated(names, found, (*each[:ADVICE], last)))
@@ -154,7 +150,7 @@ def calibrate_platform(
         replace(device, layer_times="", model=_written(fitted[device.name])) if device.name in fitted else device
         for device in platform.devices
     )
-    links = (*platform.links, *_links(platform, here, models[sources[0]], tell))
+    links = (*platform.links, *_links(platform, here, models[sources[0]]))
     comments = _comments(list(models.values()), groups, left_out)
     return CalibratedPlatform(replace(platform, devices=refitted, links=links), tuple(groups), left_out, comments)
 
@@ -195,38 +191,36 @@ def _measured(
     device: Device,
     models: Mapping[str, Model],
     count: int,
-    tell: Say,
-    warn: Say,
     timer: Callable[[CompiledModel], SegmentTimer],
 ) -> Measuring:
     with ExitStack() as opened:
         compiled = []
         for source, model in models.items():
-            tell(f"compiling {source} for {device.name}")
+            _log.info(f"compiling {source} for {device.name}")
             try:
-                compiled.append(opened.enter_context(closing(_compiled(model, device, tell))))
+                compiled.append(opened.enter_context(closing(_compiled(model, device))))
             except ModelError as error:
                 raise ModelError(
                     f"{source} does not compile for device {device.name}: {error}; give a model that it takes, or "
                     "leave the device out of the platform file"
                 ) from error
-        return measured_model(device, compiled, shipped_model(device), count, tell, warn, timer)
+        return measured_model(device, compiled, shipped_model(device), count, timer)
 
 
-def _compiled(model: Model, device: Device, tell: Say) -> CompiledModel:
+def _compiled(model: Model, device: Device) -> CompiledModel:
     backend, settled = settle_platform(Platform(device.name, (device,)))
-    return backend.compile(model, settled.devices, tell)
+    return backend.compile(model, settled.devices)
 
 
-def _links(platform: Platform, devices: Sequence[Device], model: Model, tell: Say) -> list[Link]:
+def _links(platform: Platform, devices: Sequence[Device], model: Model) -> list[Link]:
     """Measure the links between devices of which the platform states none; an Edge TPU's transfers are its model's."""
     timed = [device for device in devices if can_time_operators(device)]
     stated = {(link.source, link.destination) for link in platform.links}
-    tell("links between devices")
+    _log.info("links between devices")
     with ExitStack() as models, ExitStack() as stages:
         runners = {}
         for device in timed if len(timed) > 1 else ():
-            compiled = models.enter_context(closing(_compiled(model, device, tell)))
+            compiled = models.enter_context(closing(_compiled(model, device)))
             [first, *_] = compiled.computes(device)
             runners[device] = stages.enter_context(closing(compiled.stage([first], device)))
         return [link for link in fit_links(runners) if (link.source, link.destination) not in stated]

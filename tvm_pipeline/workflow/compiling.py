@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,8 @@ from tvm_pipeline.workflow.doubts import stand_in_warnings
 from tvm_pipeline.workflow.engine_fallback import compiled_by_engine
 from tvm_pipeline.workflow.rewriting_trial import compiled_in_parts
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 # The backend, the model, the platform as it is used, and what was done in parts where that was asked for.
 Made: TypeAlias = tuple[Backend, CompiledModel, Platform, MemoryRewriting | None]
 
@@ -42,17 +44,17 @@ class Wish:
     asked: bool
     elsewhere: bool = False
     processor: str = ""
-    compared: Callable[[CompiledModel, Platform, Say, Say], None] = lambda *_: None
+    compared: Callable[[CompiledModel, Platform], None] = lambda *_: None
 
 
-def compiled_on(model: Model, platform: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
+def compiled_on(model: Model, platform: Platform, wish: Wish) -> Made:
     """Compile a model for a platform, with the backend that serves it; raise as `workflow.compile_source` does."""
     backend, settled = settle_platform(platform, elsewhere=wish.elsewhere)
     for line in stand_in_warnings(settled):
-        warn(line)
+        _log.warning(line)
     wish = replace(wish, order="memory" if wish.rewrite else wish.order or _order_of(settled))
     try:
-        return _compiled_beside(model, backend, settled, wish, tell, warn)
+        return _compiled_beside(model, backend, settled, wish)
     except ModelError as error:
         if wish.asked or wish.elsewhere:
             raise
@@ -61,29 +63,29 @@ def compiled_on(model: Model, platform: Platform, wish: Wish, tell: Say, warn: S
                 f"{error}. An engine would run it, and `memory_rewrite` is not for engines that nobody named: compile "
                 "without it, or name the device of an engine in a platform file"
             ) from error
-        return *compiled_by_engine(model, settled, error, wish.order or "listed", tell, warn), None
+        return *compiled_by_engine(model, settled, error, wish.order or "listed"), None
 
 
-def _compiled_beside(model: Model, backend: Backend, settled: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
+def _compiled_beside(model: Model, backend: Backend, settled: Platform, wish: Wish) -> Made:
     """Compile for a platform; without the devices that its backend serves itself where these fail and nobody asked."""
     try:
-        return _compiled(model, backend, settled, wish, tell, warn)
+        return _compiled(model, backend, settled, wish)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
         if wish.asked or not others:
             raise
         # Nobody asked for these devices: without them the model may compile.
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
-        warn(f"{left_out} left out of {model.name}: {error}")
+        _log.warning(f"{left_out} left out of {model.name}: {error}")
     backend, settled = settle_platform(replace(settled, devices=others), elsewhere=wish.elsewhere)
-    return _compiled(model, backend, settled, wish, tell, warn)
+    return _compiled(model, backend, settled, wish)
 
 
 def _order_of(platform: Platform) -> Order:
     return "memory" if any(device.memory_bytes is not None for device in platform.devices) else "listed"
 
 
-def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
+def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish) -> Made:
     compile_: Callable[..., CompiledModel] = backend.compile
     if wish.elsewhere:
         compile_ = partial(backend.compile_elsewhere, tuned=wish.tuned, processor=wish.processor)
@@ -91,21 +93,21 @@ def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tel
         compile_ = backend.compile_untuned
 
     def compiled_as(one: Model) -> CompiledModel:
-        return compile_(one, settled.devices, tell, wish.order or "listed")
+        return compile_(one, settled.devices, wish.order or "listed")
 
     rewriting = None
     if wish.rewrite:
-        compiled, rewriting = compiled_in_parts(model, backend, settled.devices, compiled_as, tell)
+        compiled, rewriting = compiled_in_parts(model, backend, settled.devices, compiled_as)
         if rewriting.why:
-            warn(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
+            _log.warning(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
         for line in rewriting.omissions:
-            warn(f"{model.name}: {line}")
+            _log.warning(f"{model.name}: {line}")
     else:
         compiled = compiled_as(model)
     if model.winograd and wish.tuned and not any(kernels.winograd for kernels in compiled.tuned()):
-        warn(
+        _log.warning(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
-    wish.compared(compiled, settled, tell, warn)
+    wish.compared(compiled, settled)
     return backend, compiled, settled, rewriting

@@ -7,7 +7,8 @@ or where no two devices could work at the same time. Read next: `backends/regist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -18,14 +19,18 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 # To time them, TVM compiles each operator that it takes as a model of its own, which takes about a second.
 MOST_OPERATORS = 40
 _SHOWN = 4  # operators that a message names
 
 
 def compiled_by_engine(
-    model: Model, platform: Platform, refusal: ModelError, order: Order, tell: Say, warn: Say
+    model: Model,
+    platform: Platform,
+    refusal: ModelError,
+    order: Order,
 ) -> tuple[Backend, CompiledModel, Platform]:
     """Compile a model for an engine on the cores of a platform, beside TVM where that pays; warn which runs what.
 
@@ -48,7 +53,7 @@ def compiled_by_engine(
     except PlatformError as error:
         raise ModelError(f"{refusal}. Nothing else runs it: {error}") from refusal
     try:
-        beside = _beside(model, engine, devices, own, order, tell)
+        beside = _beside(model, engine, devices, own, order)
         if beside:
             backend, compiled, mixed = beside
             refused = compiled.refusals(own[0])
@@ -56,32 +61,32 @@ def compiled_by_engine(
             shown = ", ".join(list(refused)[:_SHOWN]) + (
                 f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
             )
-            warn(
+            _log.warning(
                 f"{refusal}. {engine.engine} runs {shown or 'what the plan gives it'} of its "
                 f"{len(compiled.graph)} operators, and the plan divides the other {rest} between TVM and "
                 f"{engine.engine}, on {_listed(devices)}"
             )
             return backend, compiled, mixed
         backend, alone = settle_platform(Platform(platform.name, devices))
-        whole = backend.compile(model, alone.devices, tell, order)
+        whole = backend.compile(model, alone.devices, order)
     except ModelError as error:
         raise ModelError(f"{refusal}. {engine.engine} cannot run it either: {error}") from error
-    warn(f"{refusal}. {engine.engine} runs all of it, on {_listed(devices)}")
+    _log.warning(f"{refusal}. {engine.engine} runs all of it, on {_listed(devices)}")
     return backend, whole, alone
 
 
 def _beside(
-    model: Model, engine: Backend, devices: Sequence[Device], own: Sequence[Device], order: Order, tell: Say
+    model: Model, engine: Backend, devices: Sequence[Device], own: Sequence[Device], order: Order
 ) -> tuple[Backend, SlicedModel, Platform] | None:
     """Return the model compiled for the engine and for TVM; None where that does not pay."""
     named = [replace(device, name=f"{engine.engine.lower()}-{device.name}") for device in devices]
     if all(one.overlaps(other) for one, other in product(named, own)):
         return None
     backend, mixed = settle_platform(Platform("this machine", (*own, *named)))
-    compiled = backend.compile(model, mixed.devices, tell, order)
+    compiled = backend.compile(model, mixed.devices, order)
     if not isinstance(compiled, SlicedModel):
         raise PlatformError(f"{engine.engine} does not share {model.name} with TVM")
-    tell(f"operators of {model.name} that TVM takes")
+    _log.info(f"operators of {model.name} that TVM takes")
     if 0 < len(compiled.computes(own[0])) <= MOST_OPERATORS:
         return backend, compiled, mixed
     compiled.close()

@@ -27,7 +27,7 @@ from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.workflow.doubts import elsewhere_warnings, known_devices
 from tvm_pipeline.workflow.machine_modes import other_mode, this_machine
-from tvm_pipeline.workflow.power_meter import Say, opened_meter, required_sensor, with_joules
+from tvm_pipeline.workflow.power_meter import opened_meter, required_sensor, with_joules
 from tvm_pipeline.workflow.tune_targets import tune_model
 
 GROUP = "tvm_pipeline.machines"
@@ -54,10 +54,10 @@ class Machine(Protocol):
     @property
     def processor(self) -> str: ...
 
-    def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
+    def platform(self, given: Platform | None, model: Model | None) -> Platform:
         """Return the platform that is given, or the devices that are found for a model."""
 
-    def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
+    def compared(self, compiled: CompiledModel, platform: Platform) -> None:
         """Have devices compared where that was not done when a model was compiled; see `CompiledModel.compare`.
 
         Raises:
@@ -71,12 +71,16 @@ class Machine(Protocol):
         """Raise what `power_meter.required_sensor` does where there is no sensor of this name."""
 
     def profile(
-        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, tell: Say, strict: bool
+        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, strict: bool
     ) -> Profile:
         """Measure a model, as `profiling.profile_model` does; the profile's environment names the devices."""
 
     def with_joules(
-        self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str, tell: Say, warn: Say
+        self,
+        compiled: CompiledModel,
+        platform: Platform,
+        profile: Profile,
+        sensor: str,
     ) -> Profile:
         """Return a profile with joules, as `power_meter.with_joules` does."""
 
@@ -92,7 +96,7 @@ class Machine(Protocol):
     def run(self, compiled: CompiledModel, platform: Platform) -> Run:
         """Return the function that runs a plan of a model on noise, as `runtime.comparison.runner` does."""
 
-    def metering(self, problem: Problem, sensor: str, warn: Say) -> AbstractContextManager[Metering]:
+    def metering(self, problem: Problem, sensor: str) -> AbstractContextManager[Metering]:
         """Have a sensor of this name, as `power_meter.opened_meter` takes it, measure runs while the block lasts."""
 
     def check(
@@ -107,7 +111,7 @@ class Machine(Protocol):
             ModelError: a device computes something else.
         """
 
-    def tune(self, model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say) -> list[TuningReport]:
+    def tune(self, model: Model, platform: Platform | None, seconds: float) -> list[TuningReport]:
         """Search for faster kernels, as `tune_targets.tune_model` does; later compilations for the machine use them."""
 
 
@@ -117,10 +121,10 @@ class _ThisMachine:
     name = ""
     processor = ""
 
-    def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
-        return given or this_machine(model, warn)
+    def platform(self, given: Platform | None, model: Model | None) -> Platform:
+        return given or this_machine(model)
 
-    def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
+    def compared(self, compiled: CompiledModel, platform: Platform) -> None:
         """Do nothing: `Backend.compile` has compared them."""
 
     def opened(self, path: Path) -> AbstractContextManager[Bundle]:
@@ -130,15 +134,19 @@ class _ThisMachine:
         required_sensor(wanted).close()
 
     def profile(
-        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, tell: Say, strict: bool
+        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, strict: bool
     ) -> Profile:
-        found = profile_model(backend, compiled, platform, repeats, tell, strict)
+        found = profile_model(backend, compiled, platform, repeats, strict)
         return replace(found, environment={**found.environment, **known_devices(platform)})
 
     def with_joules(
-        self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str, tell: Say, warn: Say
+        self,
+        compiled: CompiledModel,
+        platform: Platform,
+        profile: Profile,
+        sensor: str,
     ) -> Profile:
-        return with_joules(compiled, platform, profile, required_sensor(sensor), tell, warn)
+        return with_joules(compiled, platform, profile, required_sensor(sensor))
 
     def doubts(self, source: Path, profile: Profile, platform: Platform) -> list[str]:
         return elsewhere_warnings(source, profile, platform)
@@ -153,11 +161,11 @@ class _ThisMachine:
         return runner(compiled, platform)
 
     @contextmanager
-    def metering(self, problem: Problem, sensor: str, warn: Say) -> Iterator[Metering]:
-        with opened_meter(sensor, warn) as meter:
+    def metering(self, problem: Problem, sensor: str) -> Iterator[Metering]:
+        with opened_meter(sensor) as meter:
 
             def measuring(compiled: CompiledModel, platform: Platform, run: Run | None = None) -> Run:
-                return metered(run or runner(compiled, platform), problem, meter, warn)
+                return metered(run or runner(compiled, platform), problem, meter)
 
             yield measuring
 
@@ -167,15 +175,15 @@ class _ThisMachine:
         """Return no line: the model is the same one."""
         return []
 
-    def tune(self, model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say) -> list[TuningReport]:
-        return [report for _, report in tune_model(model, platform, seconds, tell, warn)]
+    def tune(self, model: Model, platform: Platform | None, seconds: float) -> list[TuningReport]:
+        return [report for _, report in tune_model(model, platform, seconds)]
 
 
 HERE: Machine = _ThisMachine()
 
 
 @contextmanager
-def opened_machine(address: str | None, tell: Say) -> Iterator[Machine]:
+def opened_machine(address: str | None) -> Iterator[Machine]:
     """Give the machine at an address while the block lasts; this machine without an address.
 
     Raises:
@@ -195,5 +203,5 @@ def opened_machine(address: str | None, tell: Say) -> Iterator[Machine]:
     if len(reaching) > 1:
         raise OptionError(f"`remote` {address}: several packages reach machines: {', '.join(sorted(reaching))}")
     [entry] = reaching.values()
-    with entry.load()(address, tell) as machine:
+    with entry.load()(address) as machine:
         yield machine

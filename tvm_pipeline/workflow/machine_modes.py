@@ -5,6 +5,7 @@ Read before: power/modes.py. Read next: mode_profiles.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +19,11 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.power import power_modes
-from tvm_pipeline.power.modes import Say
+
+_log = logging.getLogger(__name__)
 
 
-def this_machine(model: Model | None, warn: Say) -> Platform:
+def this_machine(model: Model | None) -> Platform:
     """Return the devices of this machine, as `detect_platform`, and its power modes.
 
     If the modes cannot be read, they are left out with a warning.
@@ -30,7 +32,7 @@ def this_machine(model: Model | None, warn: Say) -> Platform:
     try:
         modes = tuple(power_modes().modes())
     except PowerError as error:
-        warn(f"power modes are left out: {error}")
+        _log.warning(f"power modes are left out: {error}")
         return platform
     return replace(platform, power_modes=modes)
 
@@ -58,7 +60,7 @@ def check_allowed(mode: PowerMode, what: str, allowed: bool) -> None:
 
 
 @contextmanager
-def with_mode_of(bundles: Sequence[Path], allowed: bool, tell: Say, warn: Say) -> Iterator[None]:
+def with_mode_of(bundles: Sequence[Path], allowed: bool) -> Iterator[None]:
     """Have the machine in the power mode of the bundles' plans, where they are for one, while the block lasts.
 
     Raises:
@@ -77,5 +79,5 @@ def with_mode_of(bundles: Sequence[Path], allowed: bool, tell: Say, warn: Say) -
                 "mode, or run them one after the other"
             )
     check_allowed(mode, str(path), allowed)
-    with power_modes().mode_set(mode, tell, warn):
+    with power_modes().mode_set(mode):
         yield

@@ -17,7 +17,7 @@ from tvm_pipeline.core.graph_files import merge_graphs
 from tvm_pipeline.core.plan import SEVERAL
 from tvm_pipeline.errors import GraphError, OptionError, PlatformError
 from tvm_pipeline.profiling.merging import merge_profiles
-from tvm_pipeline.workflow.steps import Planned, Say, planned, silent
+from tvm_pipeline.workflow.steps import Planned, planned
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ def merged(
     sources: Sequence[str],
     platform: Path | None = None,
     profiles: Sequence[Path] = (),
-    tell: Say = silent,
-    warn: Say = _log.warning,
     *,
     from_models: bool = False,
 ) -> Iterator[Planned]:
@@ -53,7 +51,7 @@ def merged(
     files: Sequence[Path | None] = profiles or [None] * len(sources)
     with ExitStack() as stack:
         parts = [
-            stack.enter_context(planned(source, None, platform, file, tell, warn, from_models=from_models))
+            stack.enter_context(planned(source, None, platform, file, from_models=from_models))
             for source, file in zip(sources, files, strict=True)
         ]
         yield as_one(sources, parts)

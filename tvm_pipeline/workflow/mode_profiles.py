@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +18,9 @@ from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.planning import BEST, SCHEDULERS, check_scheduler, plan_modes
 from tvm_pipeline.power import power_modes
 from tvm_pipeline.workflow.machine_modes import check_allowed, this_machine
-from tvm_pipeline.workflow.steps import Compiled, Say
+from tvm_pipeline.workflow.steps import Compiled
+
+_log = logging.getLogger(__name__)
 
 
 def profile_modes(
@@ -25,8 +28,6 @@ def profile_modes(
     compile_in: Callable[[str], Compiled],
     measure: Callable[[Compiled], Profile],
     allowed: bool,
-    tell: Say,
-    warn: Say,
 ) -> Iterator[tuple[Compiled, Profile]]:
     """Measure a model once in each power mode of a platform; yield each profile, with what was measured, as it is done.
 
@@ -44,8 +45,8 @@ def profile_modes(
         PowerError: none of them can be set.
     """
     machine = power_modes()
-    machine.put_back_left(tell, warn)
-    whole = read_platform(platform) if platform else this_machine(None, warn)
+    machine.put_back_left()
+    whole = read_platform(platform) if platform else this_machine(None)
     if not whole.power_modes:
         raise OptionError(
             f"`power_modes`: platform {whole.name} has none; give a `platform` with [[power_mode]] tables",
@@ -58,10 +59,10 @@ def profile_modes(
     for mode in sorted(whole.power_modes, key=lambda mode: len(mode.offline_cores)):
         with ExitStack() as stack:
             try:
-                stack.enter_context(machine.mode_set(mode, tell, warn))
+                stack.enter_context(machine.mode_set(mode))
             except PowerError as error:
                 refused.append(str(error))
-                warn(f"power mode {mode.name} is left out: {error}")
+                _log.warning(f"power mode {mode.name} is left out: {error}")
                 continue
             made = made or compile_in(mode.name)
             backend, settled = settle_platform(in_mode(whole, mode.name))
@@ -82,7 +83,7 @@ def mode_file(output: Path, mode: str) -> Path:
 
 
 def decide_modes(
-    problem: Problem, machine: Platform, profiles: Sequence[Profile], scheduler: str, tell: Say
+    problem: Problem, machine: Platform, profiles: Sequence[Profile], scheduler: str
 ) -> tuple[Decision, Problem]:
     """Return the best plan over the power modes of these profiles, by prediction, and the problem of its mode.
 
@@ -99,5 +100,5 @@ def decide_modes(
             option="scheduler",
         )
     problems = [replace(problem, platform=in_mode(machine, p.power_mode), profile=p) for p in profiles]
-    decision = plan_modes(problems, scheduler, progress=tell)
+    decision = plan_modes(problems, scheduler)
     return decision, next(p for p in problems if p.profile.power_mode == decision.plan.power_mode)

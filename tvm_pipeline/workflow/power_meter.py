@@ -5,7 +5,8 @@ Read next: `power/doors.py`, which sensors there are; `profiling/joules.py` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tvm_pipeline.backends.contract import CompiledModel
@@ -18,17 +19,17 @@ from tvm_pipeline.power.doors import survey
 from tvm_pipeline.power.meter import SHORTEST_PERIOD_S
 from tvm_pipeline.profiling.joules import Pace, profile_joules
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 NONE = "none"
 
 
 @contextmanager
-def opened_meter(wanted: str, warn: Say, least_s: float = SHORTEST_PERIOD_S) -> Iterator[Meter | None]:
+def opened_meter(wanted: str, least_s: float = SHORTEST_PERIOD_S) -> Iterator[Meter | None]:
     """Sample a sensor of power while the block lasts; yield None where none is wanted, or the machine has none.
 
     Args:
         wanted: the name of a sensor or the file of a meter's log; empty for the best sensor, `none` for none.
-        warn: is told where the best sensor cannot be read.
         least_s: seconds between two reads of the sensor, at least.
 
     Raises:
@@ -45,7 +46,7 @@ def opened_meter(wanted: str, warn: Say, least_s: float = SHORTEST_PERIOD_S) -> 
     except PowerError as error:
         if wanted:
             raise
-        warn(f"{error}; joules are not measured")
+        _log.warning(f"{error}; joules are not measured")
         yield None
         return
     try:
@@ -88,16 +89,14 @@ def with_joules(
     platform: Platform,
     profile: Profile,
     sensor: Sensor,
-    tell: Say,
-    warn: Say,
     pace: Pace | None = None,
 ) -> Profile:
     """Return the profile with joules; as it was, with a warning, where the sensor fails."""
     try:
-        found = profile_joules(compiled, platform, profile, sensor, tell, pace)
+        found = profile_joules(compiled, platform, profile, sensor, pace)
     except PowerError as error:
-        warn(f"{error}. The profile has no joules")
+        _log.warning(f"{error}. The profile has no joules")
         return profile
     for line in found.warnings[len(profile.warnings) :]:
-        warn(line)
+        _log.warning(line)
     return found

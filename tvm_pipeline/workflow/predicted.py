@@ -11,7 +11,7 @@ A platform file names for such a device a file of layer times, seen from the fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.profiling.layer_times import LayerTimes, read_layer_times
 
+_log = logging.getLogger(__name__)
+
 FROM_SHAPES = "predicted from shapes"
 
 
@@ -29,9 +31,7 @@ def names_layer_times(platform: Platform) -> bool:
     return any(device.layer_times for device in platform.devices)
 
 
-def with_predictions(
-    profile: Profile, graph: OperatorGraph, platform_file: Path | None, warn: Callable[[str], None]
-) -> Profile:
+def with_predictions(profile: Profile, graph: OperatorGraph, platform_file: Path | None) -> Profile:
     """Return the profile with predicted figures of the devices that it lacks and that have layer times.
 
     Measured figures stay. One warning for each file tells which devices it stands for and how good it is.
@@ -60,10 +60,10 @@ def with_predictions(
         times = read_layer_times(platform_file.parent / name)
         figures = times.predict(graph, name)
         predicted.update((device.name, figures) for device in devices)
-        warn(_how_good(name, times, graph, devices))
+        _log.warning(_how_good(name, times, graph, devices))
         for device in devices:
             if doubt := _other_device(times, device):
-                warn(f"device {device.name}: {doubt}")
+                _log.warning(f"device {device.name}: {doubt}")
     return replace(profile, devices=predicted)
 
 

@@ -8,13 +8,14 @@ differ by TOLERANCE of their largest output.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, MemoryRewriting, Progress, Rewriting
+from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, MemoryRewriting, Rewriting
 from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -23,6 +24,8 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.rewriting import fewest
 from tvm_pipeline.memory.stage_memory import least_peak
 
+_log = logging.getLogger(__name__)
+
 TOLERANCE = 1e-4  # of the largest output, for sums of floats
 FRAMES = 3  # of noise, on which outputs are compared
 
@@ -30,7 +33,7 @@ Compile = Callable[[Model], CompiledModel]
 
 
 def compiled_in_parts(
-    model: Model, backend: Backend, devices: Sequence[Device], compile_: Compile, tell: Progress
+    model: Model, backend: Backend, devices: Sequence[Device], compile_: Compile
 ) -> tuple[CompiledModel, MemoryRewriting]:
     """Return the model compiled with those operators in parts that the least peak requires; as it is if none pays.
 
@@ -43,9 +46,9 @@ def compiled_in_parts(
         OptionError: the backend cannot rewrite models, or no device computes all of the model.
         ModelError: the model cannot be read or compiled.
     """
-    rewriting = backend.rewriting(model, tell)
+    rewriting = backend.rewriting(model)
     plain = compile_(model)
-    trial = _Trial(model, rewriting, plain, devices, compile_, tell)
+    trial = _Trial(model, rewriting, plain, devices, compile_)
     try:
         made, report = trial.run()
     except BaseException:
@@ -66,9 +69,8 @@ class _Trial:
         plain: CompiledModel,
         devices: Sequence[Device],
         compile_: Compile,
-        tell: Progress,
     ) -> None:
-        self._model, self._rewriting, self._plain, self._tell = model, rewriting, plain, tell
+        self._model, self._rewriting, self._plain = model, rewriting, plain
         self._compile = compile_
         self._device = next((device for device in devices if len(plain.computes(device)) == len(plain.graph)), None)
         self._tolerance = 0.0 if rewriting.is_quantized else TOLERANCE
@@ -83,7 +85,7 @@ class _Trial:
                 return self._plain, self._as_it_is(self._nothing(names))
             device = self._comparing_device()
             expected = expected or self._outputs(self._plain, device)
-            self._tell(f"comparing {self._model.name} with {', '.join(chosen)} in parts")
+            _log.info(f"comparing {self._model.name} with {', '.join(chosen)} in parts")
             made = self._compile(self._rewriting.rewritten(chosen))
             report = self._report(made, device, chosen, greatest_difference(expected, self._outputs(made, device)))
             if report.difference <= self._tolerance:

@@ -13,7 +13,7 @@ them it is silent, and warnings go to the log. Read next: planning/ (how plans a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -45,14 +45,9 @@ from tvm_pipeline.workflow.modelled import absence, stood_in, to_measure
 from tvm_pipeline.workflow.power_meter import NONE, opened_meter
 from tvm_pipeline.workflow.predicted import FROM_SHAPES, names_layer_times, with_predictions
 
-Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
 
 _log = logging.getLogger(__name__)
-
-
-def silent(_: str) -> None:
-    """Ignore what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +114,7 @@ def checked_objective(text: str) -> Objective:
 
 
 @contextmanager
-def opened_bundle(
-    path: Path, warn: Say = _log.warning, profile: Path | None = None, machine: Machine = HERE
-) -> Iterator[Bundle]:
+def opened_bundle(path: Path, profile: Path | None = None, machine: Machine = HERE) -> Iterator[Bundle]:
     """Open a bundle, which is unpacked while the block lasts; warn of stand-ins, and of a profile of other devices.
 
     Args:
@@ -132,11 +125,11 @@ def opened_bundle(
         if profile:
             bundle = replace(bundle, profile=read_profile(profile))
         for line in stand_in_warnings(bundle.platform):
-            warn(line)
+            _log.warning(line)
         for line in machine.doubts(profile or path, bundle.profile, bundle.platform):
-            warn(line)
+            _log.warning(line)
         if other := machine.other_mode(bundle.platform, bundle.profile.power_mode):
-            warn(f"{profile or path}: {other}; measured figures will be others")
+            _log.warning(f"{profile or path}: {other}; measured figures will be others")
         yield bundle
 
 
@@ -144,8 +137,6 @@ def compile_source(
     source: str | Path | Model,
     shapes: Shapes | None = None,
     platform: Path | None = None,
-    tell: Say = silent,
-    warn: Say = _log.warning,
     order: Order | None = "listed",
     *,
     tuned: bool = True,
@@ -179,12 +170,12 @@ def compile_source(
     model = source if isinstance(source, Model) else load(source, shapes, values)
     model, name = replace(model, winograd=winograd), model.name if isinstance(source, Model) else str(source)
     for note in model.notes:
-        warn(f"{model.name}: {note}")
+        _log.warning(f"{model.name}: {note}")
     with _naming(name, model):
-        given = machine.platform(read_platform(platform) if platform else None, model, warn)
+        given = machine.platform(read_platform(platform) if platform else None, model)
         elsewhere = bool(machine.name)
         wish = Wish(order, tuned, memory_rewrite, platform is not None, elsewhere, machine.processor, machine.compared)
-        backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish, tell, warn)
+        backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish)
     return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)
 
 
@@ -202,8 +193,6 @@ def _naming(source: str, model: Model) -> Iterator[None]:
 def measured_profile(
     compiled: Compiled,
     profile: Path | None = None,
-    tell: Say = silent,
-    warn: Say = _log.warning,
     repeats: int = REPEATS,
     strict: bool = False,
     machine: Machine = HERE,
@@ -215,11 +204,11 @@ def measured_profile(
     if profile:
         found = read_profile(profile)
         for line in machine.doubts(profile, found, compiled.platform):
-            warn(line)
+            _log.warning(line)
     else:
-        found = machine.profile(compiled.backend, compiled.compiled, compiled.platform, repeats, tell, strict)
+        found = machine.profile(compiled.backend, compiled.compiled, compiled.platform, repeats, strict)
     for line in found.warnings:
-        warn(line)
+        _log.warning(line)
     return found
 
 
@@ -229,8 +218,6 @@ def planned(
     shapes: Shapes | None = None,
     platform: Path | None = None,
     profile: Path | None = None,
-    tell: Say = silent,
-    warn: Say = _log.warning,
     *,
     values: Values | None = None,
     from_models: bool = False,
@@ -252,7 +239,7 @@ def planned(
             raise OptionError(f"`input_shapes` goes with a model; {source} has its shapes", option="input_shapes")
         if source.endswith(".tar"):
             own = None if platform else profile
-            bundle = stack.enter_context(opened_bundle(Path(source), warn, own, machine))
+            bundle = stack.enter_context(opened_bundle(Path(source), own, machine))
             obstacle = f"{source} was compiled for another platform than {platform}" if platform else ""
             if bundle.application:
                 obstacle = obstacle or f"{source} holds a whole application, which `run` and `bench` run on its source"
@@ -260,26 +247,26 @@ def planned(
             yield Planned(
                 bundle.graph,
                 read_platform(platform) if platform else bundle.platform,
-                with_predictions(known, bundle.graph, platform, warn),
+                with_predictions(known, bundle.graph, platform),
                 None if bundle.application else bundle.compiled,
                 obstacle,
             )
         elif not is_model:
             graph = read_graph(source)
-            known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
-            given = machine.platform(read_platform(platform) if platform else None, None, warn)
+            known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
+            given = machine.platform(read_platform(platform) if platform else None, None)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
             yield Planned(graph, given, known, not_here=nothing_runs)
         elif platform and not machine.name and (absent := _absence(platform, from_models)):
-            tell(f"compiling {source} here for its operators alone: {absent}")
-            graph = compile_source(source, shapes, None, tell, warn, values=values).compiled.graph
-            known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
+            _log.info(f"compiling {source} here for its operators alone: {absent}")
+            graph = compile_source(source, shapes, None, values=values).compiled.graph
+            known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
             yield Planned(graph, read_platform(platform), known, not_here=absent)
         else:
-            made = compile_source(source, shapes, platform, tell, warn, values=values, machine=machine)
+            made = compile_source(source, shapes, platform, values=values, machine=machine)
             measured_on = to_measure(made.platform) if from_models and not profile else made.platform
             if measured_on:
-                known = measured_profile(replace(made, platform=measured_on), profile, tell, warn, machine=machine)
+                known = measured_profile(replace(made, platform=measured_on), profile, machine=machine)
             else:
                 known = unmeasured(made.compiled.graph)
             absent = stood_in(made.platform, known) if from_models else ""
@@ -298,7 +285,6 @@ def decide(
     problem: Problem,
     scheduler: str = "best",
     compiled: CompiledModel | None = None,
-    tell: Say = silent,
     *,
     verify_s: float = VERIFY_S,
     run: Run | None = None,
@@ -322,12 +308,12 @@ def decide(
     """
     check_seconds(verify_s)
     measure = None if compiled is None else machine.stage_timer(compiled, problem.platform)
-    decision = planning.plan(problem, scheduler, measure=measure, progress=tell)
+    decision = planning.plan(problem, scheduler, measure=measure)
     if run is None and compiled is not None:
         run = machine.run(compiled, problem.platform)
     measures = problem.objective == "energy" and run is not None and verify_s > 0 and not machine.name
-    with opened_meter("" if measures else NONE, _log.warning) as meter:
-        decision = verified(problem, decision, run, verify_s, tell, meter)
+    with opened_meter("" if measures else NONE) as meter:
+        decision = verified(problem, decision, run, verify_s, meter)
     if not decision.segments:
         return decision, problem.profile
     return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))

@@ -26,7 +26,7 @@ from tvm_pipeline.cost.scaling import scaled_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, Values, load
 from tvm_pipeline.runtime.comparison import runner, side_by_side
-from tvm_pipeline.workflow.steps import Compiled, Say, compile_source, measured_profile, silent
+from tvm_pipeline.workflow.steps import Compiled, compile_source, measured_profile
 from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds, tuners_of
 
 WORTHWHILE = 0.01  # of the plan's figure: a batch that moves it by less is the last one
@@ -62,8 +62,6 @@ def tune_plan(
     seconds: float = SECONDS,
     shapes: Shapes | None = None,
     platform: Path | None = None,
-    tell: Say = silent,
-    warn: Say = _log.warning,
     *,
     winograd: bool = False,
     values: Values | None = None,
@@ -87,26 +85,26 @@ def tune_plan(
             value=objective,
         )
     model = replace(load(source, shapes, values), winograd=winograd)
-    made = compile_source(source, shapes, platform, tell, warn, winograd=winograd, values=values)
-    tuners = tuners_of(made.platform, warn)
-    before = Problem(made.compiled.graph, made.platform, measured_profile(made, None, tell, warn), objective)
+    made = compile_source(source, shapes, platform, winograd=winograd, values=values)
+    tuners = tuners_of(made.platform)
+    before = Problem(made.compiled.graph, made.platform, measured_profile(made, None), objective)
     bounds = _Bounds(before, made)
     reports = []
     for device, tuner in tuners:
-        report = tuner.tune(model, device, seconds, tell, bounds.guide(device.target))
+        report = tuner.tune(model, device, seconds, bounds.guide(device.target))
         reports.append(replace(report, stopped=bounds.stopped or report.stopped))
     found = PlanTuning(objective, tuple(reports), tuple(bounds.figures))
     if not any(report.ratio for report in reports):
         return found
-    tell(f"measuring {model.name} as it is tuned")
-    tuned = compile_source(source, shapes, platform, tell, warn, winograd=winograd, values=values)
-    after = replace(before, profile=measured_profile(tuned, None, tell, warn))
+    _log.info(f"measuring {model.name} as it is tuned")
+    tuned = compile_source(source, shapes, platform, winograd=winograd, values=values)
+    after = replace(before, profile=measured_profile(tuned, None))
     plans = planning.plan(before).plan, planning.plan(after).plan
     found = replace(found, before=plans[0], after=plans[1])
     if made.platform.stand_ins:
         return found
     runs = [(plan, runner(of.compiled, of.platform)) for plan, of in zip(plans, (made, tuned), strict=True)]
-    return replace(found, measured=tuple(side_by_side(runs, seconds=TURN_S, rounds=ROUNDS, progress=tell)))
+    return replace(found, measured=tuple(side_by_side(runs, seconds=TURN_S, rounds=ROUNDS)))
 
 
 class _Bounds:

@@ -11,6 +11,7 @@ plans beside it; `backends/contract.py`.
 
 from __future__ import annotations
 
+import logging
 import math
 
 from tvm_pipeline.backends.contract import Backend, TuningReport
@@ -18,13 +19,16 @@ from tvm_pipeline.backends.registry import detect_platform, find_backend, settle
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError, PlatformError
-from tvm_pipeline.workflow.power_meter import Say
+
+_log = logging.getLogger(__name__)
 
 SECONDS = 120.0  # for each target
 
 
 def tune_model(
-    model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say
+    model: Model,
+    platform: Platform | None,
+    seconds: float,
 ) -> list[tuple[Device, TuningReport]]:
     """Search for faster kernels of a model for each target of a platform, or of this machine without one.
 
@@ -39,7 +43,7 @@ def tune_model(
         PlatformError: no device of the platform can be tuned for.
     """
     _, settled = settle_platform(platform or detect_platform(model))
-    return [(device, tuner.tune(model, device, seconds, tell)) for device, tuner in tuners_of(settled, warn)]
+    return [(device, tuner.tune(model, device, seconds)) for device, tuner in tuners_of(settled)]
 
 
 def check_seconds(seconds: float) -> None:
@@ -50,7 +54,7 @@ def check_seconds(seconds: float) -> None:
         )
 
 
-def tuners_of(platform: Platform, warn: Say) -> list[tuple[Device, Backend]]:
+def tuners_of(platform: Platform) -> list[tuple[Device, Backend]]:
     """Return a device of each target that can be tuned for, with its backend; warn of the others.
 
     Raises:
@@ -71,5 +75,5 @@ def tuners_of(platform: Platform, warn: Say) -> list[tuple[Device, Backend]]:
                 f"{listed} cannot be tuned: `tune` measures CPU cores and GPUs (backends host and gpu) only; leave "
                 "`platform` out, or give one with such devices"
             )
-        warn(f"not tuned: {listed}. `tune` measures CPU cores and GPUs (backends host and gpu) only")
+        _log.warning(f"not tuned: {listed}. `tune` measures CPU cores and GPUs (backends host and gpu) only")
     return list(tuners.values())

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.output import say
+from tvm_pipeline.cli.output import say, steps_to
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.signals import Requests, ending, handling
 from tvm_pipeline_hosts.commands.fleet_up import (
@@ -55,13 +55,13 @@ def command(
     address = checked_address(address) or own_address(read.host)
     folder = (folder or state_folder(f"fleet-host-{name}")).resolve()
     requests = Requests()
-    with kept_alone(folder), handling(ending(requests.request_stop)):
+    with kept_alone(folder), handling(ending(requests.request_stop)), steps_to(say):
         run_apart(Errand(read, address, "look"))
         if output:
             subprocess.run([sys.executable, "-m", "tvm_pipeline.cli", "devices", "-o", str(output)], check=True)
         credentials = unpack(read, folder / "credentials", address)
         node = RayNode(folder, host_arguments(address, port_base, read.address), host_environment(credentials))
-        keeper = NodeKeeper(node, Errand(read, address, "agent", str(folder), identity_of(folder), name), say)
+        keeper = NodeKeeper(node, Errand(read, address, "agent", str(folder), identity_of(folder), name))
         keeper.begin()
         say(f"host {name} is in the fleet of {read.address}, at {address}; its state and its logs are in {folder}")
         try:

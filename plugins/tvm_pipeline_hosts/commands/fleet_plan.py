@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,8 @@ from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes, write_bytes
+
+_log = logging.getLogger(__name__)
 
 SEARCH_S = 20.0
 _MOST_BYTES = 64 << 20
@@ -59,13 +62,13 @@ def command(
         raise OptionError(f"--time-limit {time_limit:g}: it must be a number of seconds, or 0")
     check_outputs(output, inputs=[fleet])
     told = _before(before) if before else None
-    with spinner() as tell:
+    with spinner():
         file = read_fleet(fleet)
-        works = host_works(file, tell)
+        works = host_works(file)
         described = file.fleet(works.work_s)
-        tell(f"placing {len(described.cameras)} cameras on {len(described.hosts)} hosts")
+        _log.info(f"placing {len(described.cameras)} cameras on {len(described.hosts)} hosts")
         placement = place(described, time_limit, before=told)
-        mixes = planned_together(described, placement, works, tell) if together else {}
+        mixes = planned_together(described, placement, works) if together else {}
     for host, models in works.missing.items():
         for model, why in models.items():
             warn(f"{model} is not on {host}: {why}")

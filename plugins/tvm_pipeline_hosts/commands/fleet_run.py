@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_pipeline import PipelineError
-from tvm_pipeline.cli.output import say, warn
+from tvm_pipeline.cli.output import say, steps_to, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.signals import Requests, ending, handling
 from tvm_pipeline_hosts.commands.fleet_up import AddressOption
@@ -66,6 +66,7 @@ def command(
     with (
         connected(read, address or "") as door,
         handling({**ending(requests.request_stop), signal.SIGHUP: requests.request_reread}),
+        steps_to(say),
     ):
         rolled = _Rolling(door, fleet, str(results.resolve()) if results else "")
         rolled.out()
@@ -83,7 +84,7 @@ class _Rolling:
         from tvm_pipeline_hosts.fleet.rollout import Rollout
 
         self._door, self._path, self._results = door, path, results
-        self._rollout = Rollout(door, say)
+        self._rollout = Rollout(door)
         self._shipped: set[str] = set()
         self._events: Sequence[Event] = ()
         self.status = self._rollout.status()  # of a second ago at most
@@ -97,7 +98,7 @@ class _Rolling:
         hosts = self._joined(file)
         if lacking := not_joined(file, hosts):
             warn(lacking)
-        self._file = file = self._rollout.completed(file, hosts, warn)
+        self._file = file = self._rollout.completed(file, hosts)
         self._bundles = bundles_of(file)
         plan = self._rollout.plan(file, self._bundles, self._results)
         self._rollout.ship(self._bundles, hosts)
@@ -111,12 +112,12 @@ class _Rolling:
                 if requests.reread:
                     requests.reread = False
                     self.out()
-                self.look(say)
+                self.look()
             except PipelineError as error:
                 warn(f"{error}; the fleet goes on as it was")
             time.sleep(LOOK_S)
 
-    def look(self, tell: Callable[[str], None]) -> None:
+    def look(self) -> None:
         """Ship to hosts that have joined since, and tell what happened."""
         late = set(self._joined(self._file)) - self._shipped
         if self._file.to_compile(late):
@@ -128,7 +129,7 @@ class _Rolling:
         self.status = self._rollout.status()
         events = self.status.events
         for ago_s, kind, sentence in new_events(self._events, events):
-            tell(f"{time.strftime('%H:%M:%S', time.localtime(time.time() - ago_s))} {kind}: {sentence}")
+            say(f"{time.strftime('%H:%M:%S', time.localtime(time.time() - ago_s))} {kind}: {sentence}")
         self._events = events
 
     def _joined(self, file: FleetFile) -> list[str]:

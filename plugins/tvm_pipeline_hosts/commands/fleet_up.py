@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.output import say
+from tvm_pipeline.cli.output import say, steps_to
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.signals import Requests, ending, handling
 
@@ -58,12 +58,12 @@ def command(
     check_ports(port_base)
     folder = (folder or state_folder("fleet-head")).resolve()
     requests = Requests()
-    with kept_alone(folder), handling(ending(requests.request_stop)):
+    with kept_alone(folder), handling(ending(requests.request_stop)), steps_to(say):
         made = make_key(folder, f"{address}:{port_base}")
         write_key(key, made)
         credentials = unpack(made, folder / "credentials", address)
         node = RayNode(folder, head_arguments(address, port_base), head_environment(folder, credentials))
-        keeper = NodeKeeper(node, Errand(made, address, "coordinator", str(folder), identity_of(folder)), say)
+        keeper = NodeKeeper(node, Errand(made, address, "coordinator", str(folder), identity_of(folder)))
         keeper.begin()
         say(
             f"the head runs at {made.address}, and keeps its state in {folder}. Give {key} to each host, by scp: who "

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tvm_pipeline.cli.output import say, warn
+from tvm_pipeline.cli.output import say, steps_to, warn
 from tvm_pipeline.core.platform import core_ranges
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.processes import Child
@@ -37,8 +37,8 @@ def command(
 
     Example: tvm-pipeline serve-rpc, and on the workstation: ssh -N -L 9190:localhost:9190 BOARD
     """
-    server = BoardServer(parse_address(listen, "listen"), cache_folder() / "parcels", say, allow_others=allow_others)
-    with closing(server):
+    server = BoardServer(parse_address(listen, "listen"), cache_folder() / "parcels", allow_others=allow_others)
+    with closing(server), steps_to(say):
         say(
             f"board {server.name} listens on {server.address}; devices: {_devices(server.name)}; {_way(server.address)}"
         )

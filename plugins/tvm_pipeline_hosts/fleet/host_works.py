@@ -9,6 +9,7 @@ Next: placement.py, which takes the seconds.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +23,11 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
 from tvm_pipeline.frontends import is_relay
 from tvm_pipeline.planning.deployment import Demand, deploy
-from tvm_pipeline.workflow.steps import Say, compile_source, silent
+from tvm_pipeline.workflow.steps import compile_source
 from tvm_pipeline_hosts.fleet.description import Fleet, Placement
 from tvm_pipeline_hosts.fleet.fleet_file import FleetFile, FleetHost
+
+_log = logging.getLogger(__name__)
 
 # Seconds in which the models of one host are planned together.
 TOGETHER_S = 5.0
@@ -45,14 +48,14 @@ class HostWorks:
     problems: dict[tuple[str, str], Problem] = field(default_factory=dict)
 
 
-def host_works(file: FleetFile, tell: Say = silent) -> HostWorks:
+def host_works(file: FleetFile) -> HostWorks:
     """Return how fast each host is with each model.
 
     Raises:
         PipelineError: a file that fleet.toml names cannot be read, or does not fit the others.
     """
     works = HostWorks({host.name: {} for host in file.hosts}, {host.name: {} for host in file.hosts})
-    reader = _FileCache(file, tell)
+    reader = _FileCache(file)
     known: dict[tuple[str, bytes], float | str] = {}
     for host in file.hosts:
         for model in file.models:
@@ -64,7 +67,7 @@ def host_works(file: FleetFile, tell: Say = silent) -> HostWorks:
                 works.missing[host.name][model.name] = "fleet.toml gives no fps, no profile and no bundle of it"
                 continue
             if (model.name, key) not in known:
-                tell(f"planning {model.name} on {host.name}")
+                _log.info(f"planning {model.name} on {host.name}")
                 known[model.name, key] = reader.seconds(host, model.name, problem)
             found = known[model.name, key]
             if isinstance(found, str):
@@ -75,7 +78,7 @@ def host_works(file: FleetFile, tell: Say = silent) -> HostWorks:
     return works
 
 
-def together(fleet: Fleet, placement: Placement, works: HostWorks, tell: Say = silent) -> dict[str, float]:
+def together(fleet: Fleet, placement: Placement, works: HostWorks) -> dict[str, float]:
     """Return host -> its utilisation where the models that it has are planned together, by `deploy`.
 
     Hosts with one model, or of whose models no profile is known, are left out. The rates of a model's cameras are added
@@ -92,7 +95,7 @@ def together(fleet: Fleet, placement: Placement, works: HostWorks, tell: Say = s
         demands = [Demand(problem, rate) for problem, rate in zip(problems, wanted.values(), strict=True) if problem]
         if len(demands) < max(2, len(problems)):
             continue
-        tell(f"planning {', '.join(wanted)} together on {host}")
+        _log.info(f"planning {', '.join(wanted)} together on {host}")
         try:
             utilisation = deploy(demands, TOGETHER_S).utilisation
         except (NoPlanError, OptionError):
@@ -104,8 +107,8 @@ def together(fleet: Fleet, placement: Placement, works: HostWorks, tell: Say = s
 class _FileCache:
     """Reads the files of a fleet, each once."""
 
-    def __init__(self, file: FleetFile, tell: Say) -> None:
-        self._file, self._tell = file, tell
+    def __init__(self, file: FleetFile) -> None:
+        self._file = file
         self._graphs: dict[Path, OperatorGraph] = {}
 
     def problem(self, host: FleetHost, model: str) -> tuple[Problem | None, bytes]:
@@ -132,10 +135,7 @@ class _FileCache:
         """Return the seconds of the busiest device for a frame, or why there is no plan."""
         bundle = self._file.bundle(host, model)
         try:
-            if bundle:
-                plan = judged(problem, read_documents(bundle).plan)
-            else:
-                plan = planning.plan(problem, progress=self._tell).plan
+            plan = judged(problem, read_documents(bundle).plan) if bundle else planning.plan(problem).plan
         except InfeasibleError as error:
             return str(error)
         fps = plan.predicted.throughput_fps
@@ -153,6 +153,6 @@ class _FileCache:
             if file.suffix == ".json" and not is_relay(str(file)):
                 self._graphs[file] = read_graph(file)
             else:
-                self._tell(f"compiling {file} here for its operators alone")
-                self._graphs[file] = compile_source(file, tell=self._tell).compiled.graph
+                _log.info(f"compiling {file} here for its operators alone")
+                self._graphs[file] = compile_source(file).compiled.graph
         return self._graphs[file]

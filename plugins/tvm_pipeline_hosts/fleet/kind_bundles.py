@@ -11,6 +11,7 @@ stays in the cache. Next: rollout.py, which ships it; ray_board.py, a host as a 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -21,16 +22,18 @@ import msgspec
 
 from tvm_pipeline import Bundle, PipelineError, Platform, Problem, __version__, load, write_bundle
 from tvm_pipeline.backends.bundle import read_documents
+from tvm_pipeline.cli.output import without_warnings
 from tvm_pipeline.errors import BundleError, RunError
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.frontends import Shapes, parse_shapes
-from tvm_pipeline.workflow.steps import Compiled, compile_source, decide, measured_profile, silent
+from tvm_pipeline.workflow.steps import Compiled, compile_source, decide, measured_profile
 from tvm_pipeline_hosts.fleet.fleet_file import FleetFile, FleetModel
 from tvm_pipeline_hosts.remote.board_measuring import Settled
 from tvm_pipeline_hosts.remote.board_models import Reached
 from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 OpenBoard = Callable[[str], AbstractContextManager[Reached]]  # by the name of the host
 MOST_ASKED = 8  # hosts at the same time
 MOST_KEPT = 64  # bundles in the cache
@@ -71,11 +74,10 @@ class KindBundles:
     Args:
         open_board: gives a host as a board while a block lasts.
         busy: returns how many cameras run on a host now.
-        tell: hears what is done; warn: hears what could not be done, and why figures may be doubtful.
     """
 
-    def __init__(self, open_board: OpenBoard, busy: Callable[[str], int], tell: Say, warn: Say) -> None:
-        self._open_board, self._busy, self._tell, self._warn = open_board, busy, tell, warn
+    def __init__(self, open_board: OpenBoard, busy: Callable[[str], int]) -> None:
+        self._open_board, self._busy = open_board, busy
 
     def completed(self, file: FleetFile, hosts: Collection[str]) -> FleetFile:
         """Return the file with a bundle of every model for every of these hosts that can run it.
@@ -98,7 +100,7 @@ class KindBundles:
                     path = self._bundle(model, kind, takers)
                 except PipelineError as error:
                     reasons[model.name] = str(error)
-                    self._warn(
+                    _log.warning(
                         f"{model.name} does not run on {', '.join(takers)}, which get no camera that wants it: {error}"
                     )
                     continue
@@ -131,7 +133,7 @@ class KindBundles:
                     found[host] = answer
                 else:
                     reasons[host] = str(answer)
-                    self._warn(f"nothing is compiled for {host}: {answer}")
+                    _log.warning(f"nothing is compiled for {host}: {answer}")
         return found
 
     def _bundle(self, model: FleetModel, kind: Kind, hosts: list[str]) -> Path:
@@ -142,33 +144,33 @@ class KindBundles:
         about = load(model.file, shapes)
         sum = hashlib.sha256(msgspec.json.encode((about.name, about.digest, __version__, kind.key))).hexdigest()
         kept = cache_folder() / "fleet-bundles" / f"{sum[:32]}.tar"
-        if _is_whole(kept, self._tell):
+        if _is_whole(kept):
             return kept
         *most, last = sorted(hosts, key=self._busy)
         for host in most:
             try:
                 return self._made(model, shapes, host, hosts, kept)
             except RunError as error:  # the host is lost, or the process on it
-                self._warn(f"{host} has not measured {model.name}, and another host of its kind is asked: {error}")
+                _log.warning(f"{host} has not measured {model.name}, and another host of its kind is asked: {error}")
         return self._made(model, shapes, last, hosts, kept)
 
     def _made(self, model: FleetModel, shapes: Shapes | None, host: str, hosts: list[str], kept: Path) -> Path:
         """Compile a model for a host, measure it there, and write the bundle; return its path, `kept`."""
         assert model.file is not None
         others = f", as for {', '.join(one for one in hosts if one != host)}" if len(hosts) > 1 else ""
-        self._tell(f"{model.name} is compiled for {host} and measured there{others}")
+        _log.info(f"{model.name} is compiled for {host} and measured there{others}")
         if cameras := self._busy(host):
-            self._warn(
+            _log.warning(
                 f"{host} runs {cameras} cameras while {model.name} is measured there: they may lose frames, and the "
                 "figures may be too slow"
             )
         with self._open_board(host) as board:
-            machine = RemoteMachine(board, self._tell)
-            made = compile_source(model.file, shapes, None, self._tell, self._warn, machine=machine)
+            machine = RemoteMachine(board)
+            made = compile_source(model.file, shapes, None, machine=machine)
             self._compare(model, shapes, made, machine)
-            profile = measured_profile(made, None, self._tell, self._warn, machine=machine)
+            profile = measured_profile(made, None, machine=machine)
             graph = made.compiled.graph
-            decision, profile = decide(Problem(graph, made.platform, profile), "best", None, self._tell, verify_s=0.0)
+            decision, profile = decide(Problem(graph, made.platform, profile), "best", None, verify_s=0.0)
         kept.parent.mkdir(parents=True, exist_ok=True)
         bundle = Bundle(
             graph, made.platform, profile, decision.plan, made.compiled, None, decision, None, made.metadata
@@ -182,18 +184,19 @@ class KindBundles:
         """Compare what a host computes with this machine; raise ModelError where it is something else."""
         assert model.file is not None
         try:
-            own = compile_source(model.file, shapes, None, self._tell, silent)
+            with without_warnings():
+                own = compile_source(model.file, shapes, None)
         except PipelineError as error:
-            self._warn(f"what {machine.name} computes of {model.name} is not compared with this machine: {error}")
+            _log.warning(f"what {machine.name} computes of {model.name} is not compared with this machine: {error}")
             return
         lines = machine.check(made.compiled, made.platform, own.compiled, own.platform)
         for line in lines:
-            self._tell(f"{model.name} on {machine.name}: {line}")
+            _log.info(f"{model.name} on {machine.name}: {line}")
         if not lines:
-            self._warn(f"what {machine.name} computes is not compared: no device alone computes all of {model.name}")
+            _log.warning(f"what {machine.name} computes is not compared: no device alone computes all of {model.name}")
 
 
-def _is_whole(kept: Path, tell: Say) -> bool:
+def _is_whole(kept: Path) -> bool:
     """Return whether a bundle is in the cache."""
     if not kept.exists():
         return False
@@ -201,6 +204,6 @@ def _is_whole(kept: Path, tell: Say) -> bool:
         read_documents(kept)
         kept.touch()
     except (BundleError, OSError) as error:
-        tell(f"{kept} is compiled anew: {error}")
+        _log.info(f"{kept} is compiled anew: {error}")
         return False
     return True

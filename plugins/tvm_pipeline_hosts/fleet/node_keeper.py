@@ -11,6 +11,7 @@ ray_door.py makes the actor.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import secrets
 import signal
@@ -31,6 +32,8 @@ from tvm_pipeline_hosts.fleet.ray_actors import About, lives_in, opened
 from tvm_pipeline_hosts.fleet.ray_door import Errand
 from tvm_pipeline_hosts.fleet.ray_node import UP_S, RayNode
 
+_log = logging.getLogger(__name__)
+
 LOOK_S, SHORT_S = 0.5, 0.05
 ERRAND_S = 90.0  # for a process that makes an actor on a busy machine
 WITHOUT_ACTOR_S = 5.0  # for Ray to start an actor again that has died, before it is made anew
@@ -45,11 +48,10 @@ class NodeKeeper:
     Args:
         node: Ray on this machine.
         errand: makes the actor.
-        tell: hears what was started again, and why.
     """
 
-    def __init__(self, node: RayNode, errand: Errand, tell: Callable[[str], None]) -> None:
-        self._node, self._errand, self._tell = node, errand, tell
+    def __init__(self, node: RayNode, errand: Errand) -> None:
+        self._node, self._errand = node, errand
         self._up_s = self._lived_s = 0.0
         self._fails = 0
 
@@ -69,7 +71,7 @@ class NodeKeeper:
             time.sleep(LOOK_S)
             try:
                 if self._node.has_ended():
-                    self._tell(f"Ray has ended ({self._node.why_ended()}); it is started again")
+                    _log.info(f"Ray has ended ({self._node.why_ended()}); it is started again")
                     self._wait(wants_end)
                     if not wants_end():
                         self._start(wants_end)
@@ -77,13 +79,13 @@ class NodeKeeper:
                 elif lives_in(Path(self._errand.folder)):
                     self._lived_s = time.monotonic()
                 elif time.monotonic() - self._lived_s > WITHOUT_ACTOR_S:
-                    self._tell("its actor has ended, and is made anew")
+                    _log.info("its actor has ended, and is made anew")
                     self._wait(wants_end)
                     self._make()
             except OptionError:
                 raise  # another host has this name by now
             except PipelineError as error:
-                self._tell(f"{error}; it is tried again")
+                _log.info(f"{error}; it is tried again")
 
     def leave(self) -> None:
         """End Ray, then the services of the agent, which would start them again."""

@@ -206,7 +206,7 @@ class BoardActor:
             if method not in METHODS:
                 raise RunError(f"a host has no method {method[:40]!r}; install the same version there")
             arrays = arrays_of(msgspec.json.decode(described, type=list[tuple[str, tuple[int, ...]]]), contents)
-            value, found = METHODS[method](self._session, msgspec.json.decode(arguments), arrays, lambda _: None)
+            value, found = METHODS[method](self._session, msgspec.json.decode(arguments), arrays)
             returned.extend(array.tobytes() for array in found)
             return Returned(msgspec.Raw(msgspec.json.encode(value)), describe(found))
 

@@ -9,7 +9,7 @@ what can be called; kind_bundles.py, which does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from tvm_pipeline_hosts.fleet.shipping import send_bundle
 from tvm_pipeline_hosts.remote.frames import described
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 CLOSE_S = 5.0
 CALL_S = 3600.0  # a model may take long to measure; a process or a host that dies is noticed before
 
@@ -43,7 +42,6 @@ class HostBoard:
         method: str,
         arguments: Mapping[str, Any],
         arrays: Sequence[Array] = (),
-        tell: Say | None = None,
         kind: type[T] = Any,  # type: ignore[assignment]
     ) -> tuple[T, list[Array]]:
         """Have the host do something, as `Board.call`."""
@@ -60,7 +58,7 @@ class HostBoard:
         found = msgspec.json.decode(opened(answer, f"host {self.name}: "), type=Returned)
         return msgspec.json.decode(found.value, type=kind), arrays_of(found.arrays, contents)
 
-    def send(self, bundle: Path, tell: Say) -> str:
+    def send(self, bundle: Path) -> str:
         """Have a bundle on the host, and return its id."""
         return send_bundle(self._door, self.name, bundle)[0]
 

@@ -13,7 +13,8 @@ ray_door.py, through which all of it goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from tvm_pipeline_hosts.fleet.ray_door import Door
 from tvm_pipeline_hosts.fleet.shipping import send_bundle
 from tvm_pipeline_hosts.remote.parcels import manifest_of, sum_of
 
+_log = logging.getLogger(__name__)
+
 PLACE_S = 10.0
 FOLLOW_S = 300.0  # for a coordinator on a slow head that has its first plan, and compiles its loops
 
@@ -43,13 +46,12 @@ class Rollout:
 
     Args:
         door: to the fleet.
-        tell: hears what is done, and what cannot be.
     """
 
-    def __init__(self, door: Door, tell: Callable[[str], None]) -> None:
-        self._door, self._tell = door, tell
+    def __init__(self, door: Door) -> None:
+        self._door = door
 
-    def completed(self, file: FleetFile, hosts: Collection[str], warn: Callable[[str], None]) -> FleetFile:
+    def completed(self, file: FleetFile, hosts: Collection[str]) -> FleetFile:
         """Return the file with bundles of the models that are compiled for these hosts, see `kind_bundles.py`."""
         if not file.to_compile(hosts):
             return file
@@ -57,7 +59,7 @@ class Rollout:
         from tvm_pipeline_hosts.fleet.ray_board import host_board
 
         cameras = {name: len(host.cameras) for name, host in self.status().hosts.items()}
-        made = KindBundles(partial(host_board, self._door), lambda host: cameras.get(host, 0), self._tell, warn)
+        made = KindBundles(partial(host_board, self._door), lambda host: cameras.get(host, 0))
         return made.completed(file, hosts)
 
     def plan(self, file: FleetFile, bundles: Bundles, results: str = "") -> FleetPlan:
@@ -67,14 +69,14 @@ class Rollout:
             bundles: of each host, see `bundles_of`.
             results: the file of lines on the head; empty for none.
         """
-        known = host_works(file, self._tell).work_s
+        known = host_works(file).work_s
         works = {host: {model: known[host][model] for model in models} for host, models in bundles.items()}
         status = self.status()
         before = {duty.camera: duty.host for duty in status.duties if duty.host}
-        self._tell(f"placing {len(file.cameras)} cameras; the first time on a machine that takes half a minute more")
+        _log.info(f"placing {len(file.cameras)} cameras; the first time on a machine that takes half a minute more")
         placement = place(file.fleet(works), PLACE_S, before=before)
         for line in said_of(placement):
-            self._tell(line)
+            _log.info(line)
         settings = settings_of(file)
         ids = {path: sum_of(manifest_of(path)) for models in bundles.values() for path in set(models.values())}
         return FleetPlan(
@@ -99,7 +101,7 @@ class Rollout:
             for model, path in bundles.get(host, {}).items():
                 _, sent = send_bundle(self._door, host, path)
                 if sent:
-                    self._tell(f"{host} has {model}: {sent / 1e6:.1f} MB were sent")
+                    _log.info(f"{host} has {model}: {sent / 1e6:.1f} MB were sent")
             keep = [sum_of(manifest_of(path)) for path in bundles.get(host, {}).values()]
             self._door.call(agent_name(host), "forget", keep, kind=type(None))
 

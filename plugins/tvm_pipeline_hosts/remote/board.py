@@ -2,7 +2,7 @@
 
     with Board.connect("localhost:9190") as board:
         id = board.send(Path("model.tar"))
-        result, arrays = board.call("profile", {"bundle": id}, tell=print)
+        result, arrays = board.call("profile", {"bundle": id})
 
 A link that dies is noticed within `SILENT_S` and made again for `KEEP_S`, while what was called goes on over there.
 Next: methods.py, for what can be called, and dialing.py, for how a link is made.
@@ -10,10 +10,11 @@ Next: methods.py, for what can be called, and dialing.py, for how a link is made
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,14 +32,11 @@ from tvm_pipeline_hosts.remote.methods import Description
 from tvm_pipeline_hosts.remote.parcels import manifest_of, parts_of
 from tvm_pipeline_hosts.remote.told_errors import Told, told_error
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
-Say = Callable[[str], None]
 RETRY_S = 0.1, 2.0  # between two attempts to connect: the first ones, and the last ones
 TELL_S = 1.0  # between two lines about an upload
-
-
-def silent(_: str) -> None:
-    """Tell nobody."""
 
 
 class Board:
@@ -55,9 +53,9 @@ class Board:
     platform: Platform
     software: Mapping[str, str]
 
-    def __init__(self, address: Address, tell: Say, silent_s: float, keep_s: float) -> None:
+    def __init__(self, address: Address, silent_s: float, keep_s: float) -> None:
         self.address = address
-        self._tell, self._silent_s, self._keep_s = tell, silent_s, keep_s
+        self._silent_s, self._keep_s = silent_s, keep_s
         self._channel: Channel | None = None
         self._session, self._calls = "", 0
         self._has_heard = False  # somebody of the session's end
@@ -67,12 +65,11 @@ class Board:
         self.name = str(address)
 
     @classmethod
-    def connect(cls, address: str, tell: Say = silent, *, silent_s: float = SILENT_S, keep_s: float = KEEP_S) -> Board:
+    def connect(cls, address: str, *, silent_s: float = SILENT_S, keep_s: float = KEEP_S) -> Board:
         """Connect to a board; use it as a context manager, or `close` it.
 
         Args:
             address: `HOST:PORT`, or `HOST` for port 9190.
-            tell: hears of links that broke and sessions that ended, also from another thread.
             silent_s: seconds without a byte after which a link is given up.
             keep_s: seconds for which it is tried to have a link again.
 
@@ -80,7 +77,7 @@ class Board:
             OptionError: the address is none.
             BoardLostError: nothing answers there, something else does, or the board is in use.
         """
-        board = cls(parse_address(address), tell, silent_s, keep_s)
+        board = cls(parse_address(address), silent_s, keep_s)
         try:
             found, _ = board.call("describe", {}, kind=Description)
         except BaseException:
@@ -88,7 +85,7 @@ class Board:
             raise
         board.name, board.platform, board.software = found.name, found.platform, found.software
         for warning in found.warnings:
-            tell(f"board {board.name}: {warning}")
+            _log.warning(f"board {board.name}: {warning}")
         return board
 
     def call(
@@ -96,7 +93,6 @@ class Board:
         method: str,
         arguments: Mapping[str, Any],
         arrays: Sequence[Array] = (),
-        tell: Say = silent,
         kind: type[T] = Any,  # type: ignore[assignment]
     ) -> tuple[T, list[Array]]:
         """Have the board do something, and return what came of it.
@@ -105,7 +101,6 @@ class Board:
             method: one of `methods.METHODS` over there.
             arguments: what becomes JSON.
             arrays: tensors of plain numbers, of any shape.
-            tell: hears the lines that the method tells while it runs.
             kind: the type of the result, for msgspec.
 
         Returns:
@@ -119,11 +114,11 @@ class Board:
         with self._turn:
             self._running = method
             try:
-                return self._call(method, arguments, arrays, tell, kind)
+                return self._call(method, arguments, arrays, kind)
             finally:
                 self._running = ""
 
-    def send(self, bundle: Path, tell: Say = silent) -> str:
+    def send(self, bundle: Path) -> str:
         """Have a bundle on the board, of which only what is not there is sent; return its id.
 
         Raises:
@@ -138,7 +133,7 @@ class Board:
             sent += len(content)
             if time.monotonic() - told_s > TELL_S:
                 told_s = time.monotonic()
-                tell(f"sending {bundle.name} to {self.name}: {sent / 1e6:.1f} MB")
+                _log.info(f"sending {bundle.name} to {self.name}: {sent / 1e6:.1f} MB")
         id, _ = self.call("assemble", {}, [manifest], kind=str)
         return id
 
@@ -161,7 +156,7 @@ class Board:
         self.close()
 
     def _call(
-        self, method: str, arguments: Mapping[str, Any], arrays: Sequence[Array], tell: Say, kind: type[T]
+        self, method: str, arguments: Mapping[str, Any], arrays: Sequence[Array], kind: type[T]
     ) -> tuple[T, list[Array]]:
         self._calls += 1
         channel, number = self._opened(), self._calls
@@ -173,7 +168,7 @@ class Board:
                 if header.call != number:  # of a call that was interrupted here
                     continue
                 if header.kind == "tell":
-                    tell(msgspec.json.decode(header.value, type=str))
+                    _log.info(msgspec.json.decode(header.value, type=str))
                 elif header.kind == "error":
                     raise told_error(msgspec.json.decode(header.value, type=Told), f"board {self.name}: ")
                 elif header.kind == "done":
@@ -189,7 +184,7 @@ class Board:
         """Return the channel of the present session; begin another session where that has ended."""
         if self._channel is not None and self._channel.end is not None:
             if not self._has_heard:  # it ended between two calls
-                self._tell(str(self._lost(self._channel.end, "between two calls")))
+                _log.info(str(self._lost(self._channel.end, "between two calls")))
             self._channel = None
         if self._channel is None:
             self._session, self._has_heard = "", False
@@ -201,7 +196,7 @@ class Board:
         """Connect: once for a new session, and as long as it may be there for one that has lost its link."""
         is_new, retry_s = not self._session, RETRY_S[0]
         if not is_new:
-            self._tell(f"the link to board {self.name} broke; connecting again for up to {self._keep_s:g} s")
+            _log.info(f"the link to board {self.name} broke; connecting again for up to {self._keep_s:g} s")
             if self._over.wait(RETRY_S[0]):
                 raise ClosedError
         while True:
@@ -217,7 +212,7 @@ class Board:
                     raise self._given_up(error) from error
             else:
                 if not is_new:
-                    self._tell(f"the link to board {self.name} is back")
+                    _log.info(f"the link to board {self.name} is back")
                 return link, has
             if self._over.wait(retry_s):
                 raise ClosedError

@@ -25,7 +25,7 @@ from tvm_pipeline.runtime.comparison import Turn
 from tvm_pipeline.workflow.machine import HERE
 from tvm_pipeline.workflow.tune_targets import tune_model
 from tvm_pipeline_hosts.remote.board_check import outputs_on
-from tvm_pipeline_hosts.remote.session import Say, Session
+from tvm_pipeline_hosts.remote.session import Session, warnings_meanwhile
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -67,44 +67,45 @@ class Asked(msgspec.Struct, frozen=True):
     platform: Platform | None = None
 
 
-def settle(_: Session, arguments: dict[str, Any], __: list[Array], ___: Say) -> tuple[Settled, list[Array]]:
+def settle(_: Session, arguments: dict[str, Any], __: list[Array]) -> tuple[Settled, list[Array]]:
     """Settle the platform that is given on this board, or the one that is found."""
     given = msgspec.convert(arguments.get("platform"), Platform | None)
-    warned: list[str] = []
-    settled = settle_platform(HERE.platform(given, None, warned.append))[1]
+    with warnings_meanwhile() as warned:
+        settled = settle_platform(HERE.platform(given, None))[1]
     kind = python_platform.machine()
     return Settled(settled, kind, processor(), versions_of(settled), warned), []
 
 
-def profile(session: Session, arguments: dict[str, Any], _: list[Array], tell: Say) -> tuple[Profile, list[Array]]:
+def profile(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[Profile, list[Array]]:
     """Measure every operator on every device, and the links."""
     bundle = _opened(session, arguments)
     backend, repeats, strict = platform_backend(bundle.platform), int(arguments["repeats"]), bool(arguments["strict"])
-    return HERE.profile(backend, bundle.compiled, bundle.platform, repeats, tell, strict), []
+    return HERE.profile(backend, bundle.compiled, bundle.platform, repeats, strict), []
 
 
-def joules(session: Session, arguments: dict[str, Any], _: list[Array], tell: Say) -> tuple[Warned, list[Array]]:
+def joules(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[Warned, list[Array]]:
     """Add joules to a profile, by a sensor of this board."""
-    bundle, warned = _opened(session, arguments), list[str]()
+    bundle = _opened(session, arguments)
     known = msgspec.convert(arguments["profile"], Profile)
-    found = HERE.with_joules(bundle.compiled, bundle.platform, known, arguments["sensor"], tell, warned.append)
+    with warnings_meanwhile() as warned:
+        found = HERE.with_joules(bundle.compiled, bundle.platform, known, arguments["sensor"])
     return Warned(found, warned), []
 
 
-def check_sensor(_: Session, arguments: dict[str, Any], __: list[Array], ___: Say) -> tuple[None, list[Array]]:
+def check_sensor(_: Session, arguments: dict[str, Any], __: list[Array]) -> tuple[None, list[Array]]:
     """Raise where this board has no sensor of a name."""
     HERE.check_sensor(arguments["sensor"])
     return None, []
 
 
-def doubts(session: Session, arguments: dict[str, Any], _: list[Array], __: Say) -> tuple[list[str], list[Array]]:
+def doubts(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[list[str], list[Array]]:
     """Return why a profile may not be one of this board."""
     known = msgspec.convert(arguments["profile"], Profile)
     settled = msgspec.convert(arguments["platform"], Platform)
     return HERE.doubts(Path(arguments["source"]), known, settled), []
 
 
-def turn(session: Session, arguments: dict[str, Any], _: list[Array], __: Say) -> tuple[Turn, list[Array]]:
+def turn(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[Turn, list[Array]]:
     """Run a plan for so many seconds on noise; with a sensor, or without one by the watts of the platform, its joules.
 
     Moments of `Turn.full_s` are of this board's clock.
@@ -116,13 +117,11 @@ def turn(session: Session, arguments: dict[str, Any], _: list[Array], __: Say) -
     known = msgspec.convert(arguments["profile"], Profile)  # which has the power of the idle board
     problem = Problem(bundle.graph, bundle.platform, known, plan.objective)
     with ExitStack() as stack:
-        measuring = stack.enter_context(HERE.metering(problem, sensor, lambda _: None))
+        measuring = stack.enter_context(HERE.metering(problem, sensor))
         return measuring(bundle.compiled, bundle.platform)(plan, seconds), []
 
 
-def stage_time(
-    session: Session, arguments: dict[str, Any], _: list[Array], __: Say
-) -> tuple[SegmentProfile, list[Array]]:
+def stage_time(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[SegmentProfile, list[Array]]:
     """Time operators as one stage on a device."""
     bundle = _opened(session, arguments)
     timed = HERE.stage_timer(bundle.compiled, bundle.platform)
@@ -130,28 +129,27 @@ def stage_time(
 
 
 def compare(
-    session: Session, arguments: dict[str, Any], _: list[Array], tell: Say
+    session: Session, arguments: dict[str, Any], _: list[Array]
 ) -> tuple[Mapping[str, Mapping[str, str]], list[Array]]:
     """Run every operator on each kind of device of this board; return what some must not compute."""
     bundle = _opened(session, arguments)
-    return bundle.compiled.compare(bundle.platform.devices, tell), []
+    return bundle.compiled.compare(bundle.platform.devices), []
 
 
-def compute(session: Session, arguments: dict[str, Any], arrays: list[Array], _: Say) -> tuple[None, list[Array]]:
+def compute(session: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[None, list[Array]]:
     """Return the outputs of the unsplit model on a device, for the inputs of these names."""
     bundle = _opened(session, arguments)
     frame = dict(zip(arguments["inputs"], arrays, strict=True))
     return None, outputs_on(bundle.compiled, bundle.platform.device(arguments["device"]), frame)
 
 
-def tune(_: Session, arguments: dict[str, Any], arrays: list[Array], tell: Say) -> tuple[list[Tuned], list[Array]]:
+def tune(_: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[list[Tuned], list[Array]]:
     """Search for faster kernels by this board's own compiler; return what a compiler elsewhere takes."""
     asked = msgspec.convert(arguments, Asked)
     content, params = (array.tobytes() for array in arrays)
     model = replace(asked.network, content=content, params=params)
-    warned: list[str] = []
     found = []
-    for device, report in tune_model(model, asked.platform, asked.seconds, tell, warned.append):
+    for device, report in tune_model(model, asked.platform, asked.seconds):
         backend = find_backend(device.backend)
         found.append(Tuned(device.name, report, backend.tuning_records(device)))
     return found, []

@@ -6,10 +6,11 @@ are some of a pipeline's.
 
 from __future__ import annotations
 
+import logging
 import platform as python_platform
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,7 +20,8 @@ from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline_hosts.remote.board_check import frame_of_noise
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 # What stands behind the kind of processor in a triple.
 _SYSTEMS = {"armv7l": "linux-gnueabihf", "armv6l": "linux-gnueabihf"}
@@ -39,12 +41,11 @@ class Reached(Protocol):
         method: str,
         arguments: Mapping[str, Any],
         arrays: Sequence[Array] = (),
-        tell: Say = ...,
         kind: type[T] = ...,
     ) -> tuple[T, list[Array]]:
         """Have something done there, as `Board.call` does."""
 
-    def send(self, bundle: Path, tell: Say) -> str:
+    def send(self, bundle: Path) -> str:
         """Have a bundle there, and return its id."""
 
 
@@ -61,20 +62,20 @@ def with_triple(device: Device, machine: str) -> Device:
     return replace(device, target=re.sub(r"^llvm\b", triple, device.target))
 
 
-def send_model(board: Reached, compiled: CompiledModel, platform: Platform, tell: Say) -> str:
+def send_model(board: Reached, compiled: CompiledModel, platform: Platform) -> str:
     """Have a model on a board, in a bundle with a plan that nobody runs; return the bundle's id.
 
     Args:
         platform: the devices of the board that are to run the model or stages of it.
     """
     graph = compiled.graph
-    tell(f"sending {graph.name} to board {board.name}")
+    _log.info(f"sending {graph.name} to board {board.name}")
     whole = Stage((platform.devices[0].name,), tuple(operator.name for operator in graph.operators))
     nobody = Plan(graph.name, "nobody", "throughput", (whole,), Prediction())
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         path = Path(folder) / f"{graph.name}.tar"
         write_bundle(path, Bundle(graph, platform, unmeasured(graph), nobody, compiled))
-        return board.send(path, tell)
+        return board.send(path)
 
 
 def outputs_there(board: Reached, bundle: str, graph: OperatorGraph, device: str) -> list[Array]:

@@ -24,9 +24,9 @@ from tvm_pipeline.processes import send
 from tvm_pipeline.workflow.machine import HERE
 from tvm_pipeline_hosts.remote.board_measuring import MEASURING
 from tvm_pipeline_hosts.remote.remote_stages import STAGES
-from tvm_pipeline_hosts.remote.session import Say, Session
+from tvm_pipeline_hosts.remote.session import Session, warnings_meanwhile
 
-Method = Callable[[Session, dict[str, Any], list[Array], Say], tuple[Any, list[Array]]]
+Method = Callable[[Session, dict[str, Any], list[Array]], tuple[Any, list[Array]]]
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -47,8 +47,8 @@ class Description(msgspec.Struct, frozen=True):
 
 def described_board(name: str) -> Description:
     """Return this machine as a board; raise PlatformError where nothing here can run a stage."""
-    warnings: list[str] = []
-    _, settled = settle_platform(HERE.platform(None, None, warnings.append))
+    with warnings_meanwhile() as warnings:
+        _, settled = settle_platform(HERE.platform(None, None))
     software = {"tvm-pipeline": __version__, "python": python_platform.python_version()}
     software["machine"] = python_platform.machine()
     for backend in dict.fromkeys(device.backend for device in settled.devices):
@@ -62,22 +62,22 @@ def tell_board(name: bytes, channel: socket.socket) -> None:
     send(channel, msgspec.json.encode(described_board(name.decode())))
 
 
-def describe(session: Session, _: dict[str, Any], __: list[Array], ___: Say) -> tuple[Description, list[Array]]:
+def describe(session: Session, _: dict[str, Any], __: list[Array]) -> tuple[Description, list[Array]]:
     """Return what the board is."""
     return described_board(session.board), []
 
 
-def echo(_: Session, arguments: dict[str, Any], arrays: list[Array], tell: Say) -> tuple[Any, list[Array]]:
+def echo(_: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
     """Return what came, which is how a link is checked and timed."""
     return arguments, arrays
 
 
-def missing(session: Session, _: dict[str, Any], arrays: list[Array], __: Say) -> tuple[dict[str, int], list[Array]]:
+def missing(session: Session, _: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, int], list[Array]]:
     """Return which files of a manifest (bytes, the array) are not here, see `Parcels.missing`."""
     return session.parcels.missing(arrays[0].tobytes()), []
 
 
-def put(session: Session, arguments: dict[str, Any], arrays: list[Array], _: Say) -> tuple[None, list[Array]]:
+def put(session: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[None, list[Array]]:
     """Add the bytes of the array to a file, see `Parcels.put`."""
     place = msgspec.convert(arguments, _Place)
     session.parcels.put(place.sum, place.offset, arrays[0].tobytes(), place.total)
@@ -85,7 +85,7 @@ def put(session: Session, arguments: dict[str, Any], arrays: list[Array], _: Say
     return None, []
 
 
-def assemble(session: Session, _: dict[str, Any], arrays: list[Array], __: Say) -> tuple[str, list[Array]]:
+def assemble(session: Session, _: dict[str, Any], arrays: list[Array]) -> tuple[str, list[Array]]:
     """Make the bundle of a manifest (bytes, the array), and return its id, see `Parcels.assemble`."""
     id = session.parcels.assemble(arrays[0].tobytes())
     session.parcels.forget_older(keep=(id,))

@@ -16,6 +16,7 @@ not loaded here, and what it computes over there is compared. Next: `remote_stag
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,17 +34,18 @@ from tvm_pipeline.backends.contract import (
     Delegating,
     Order,
     Port,
-    Progress,
     Seconds,
     StageRunner,
 )
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.errors import OptionError, PlatformError, RunError
 from tvm_pipeline_hosts.remote.address import parse_address
-from tvm_pipeline_hosts.remote.board import Board, silent
+from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.board_check import check_board, frame_of_noise, outputs_on, whole_devices
 from tvm_pipeline_hosts.remote.board_models import outputs_there, send_model, with_triple
 from tvm_pipeline_hosts.remote.channel import SILENT_S
+
+_log = logging.getLogger(__name__)
 
 HOST = "host"
 # Of a link that a stage uses: frames wait, so it is given up sooner than that of a command, or of a stage that a slow
@@ -107,12 +109,10 @@ class RemoteBackend(Backend):
                 self._boards[address] = Board.connect(address)
             return self._boards[address]
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> CompiledModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> CompiledModel:
         there = [self.there(device) if device.backend == self.name else device for device in devices]
-        compiled = RemoteModel(find_backend(HOST).compile_elsewhere(model, there, progress, order), self)
-        compiled.check(devices, progress)
+        compiled = RemoteModel(find_backend(HOST).compile_elsewhere(model, there, order), self)
+        compiled.check(devices)
         return compiled
 
     def load(self, folder: Path, devices: Sequence[Device]) -> CompiledModel:
@@ -145,7 +145,7 @@ class RemoteModel(Delegating):
         """Return a device as its own host knows it."""
         return self._backend.there(device) if device.backend == self._backend.name else device
 
-    def check(self, devices: Sequence[Device], tell: Progress) -> None:
+    def check(self, devices: Sequence[Device]) -> None:
         """Compare what other hosts compute with what this one does; nothing, where none of its devices takes part.
 
         Raises:
@@ -158,7 +158,7 @@ class RemoteModel(Delegating):
         others = {(_address(d), self.inner_device(d).target): d for d in whole if d.backend == self._backend.name}
         expected = outputs_on(self.inner, here[0], frame_of_noise(self.graph))
         for device in others.values():
-            tell(f"comparing {device.label} with {here[0].label}")
+            _log.info(f"comparing {device.label} with {here[0].label}")
             board, name = self._board(device), self.inner_device(device).name
             check_board(
                 board.name, self.graph, name, expected, outputs_there(board, self._send(device), self.graph, name)
@@ -206,9 +206,7 @@ class RemoteModel(Delegating):
             if key not in self._sent:
                 own = (with_triple(d, board.software["machine"]) for d in board.platform.devices if d.backend == HOST)
                 alike = tuple(device for device in own if device.target == there.target)
-                self._sent[key] = send_model(
-                    board, self.inner, replace(board.platform, devices=alike, links=()), silent
-                )
+                self._sent[key] = send_model(board, self.inner, replace(board.platform, devices=alike, links=()))
             return self._sent[key]
 
 
@@ -217,7 +215,7 @@ class RemoteStage(StageRunner):
 
     def __init__(self, address: str, bundle: str, operators: Sequence[str], device: Device, label: str) -> None:
         self._label = label
-        self._board = Board(parse_address(address), silent, SILENT_S, STAGE_KEEP_S)
+        self._board = Board(parse_address(address), SILENT_S, STAGE_KEEP_S)
         asked = {"bundle": bundle, "operators": operators, "device": device.name}
         try:
             ports, _ = self._board.call("make_stage", asked, kind=tuple[tuple[Port, ...], tuple[Port, ...]])

@@ -10,7 +10,8 @@ model share its files, so that weights travel once. Read next: board_measuring.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,28 +34,27 @@ from tvm_pipeline_hosts.remote.board_check import check_board, frame_of_noise, o
 from tvm_pipeline_hosts.remote.board_measuring import Asked, Settled, Tuned, Warned
 from tvm_pipeline_hosts.remote.board_models import Reached, outputs_there, send_model, with_triple
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
-def opened_board(address: str, tell: Say) -> Iterator[Machine]:
+def opened_board(address: str) -> Iterator[Machine]:
     """Give the board at an address while the block lasts; raise what `Board.connect` raises."""
-    tell(f"connecting to {address}")
-    with Board.connect(address, tell) as board:
-        yield RemoteMachine(board, tell)
+    _log.info(f"connecting to {address}")
+    with Board.connect(address) as board:
+        yield RemoteMachine(board)
 
 
 class RemoteMachine:
     """A board: a `workflow.machine.Machine`."""
 
-    def __init__(self, board: Reached, tell: Say) -> None:
+    def __init__(self, board: Reached) -> None:
         self.board, self.name = board, board.name
-        self._tell = tell
         self._settled = self._settle(None)
         self.processor = self._settled.processor
         self._bundles: dict[int, tuple[CompiledModel, str]] = {}  # by identity of the model, its bundle over there
 
-    def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
+    def platform(self, given: Platform | None, model: Model | None) -> Platform:
         """Return the platform that is given, or that of the board without devices that are not compiled for here.
 
         Raises:
@@ -63,23 +63,23 @@ class RemoteMachine:
         """
         settled = self._settle(given) if given else self._settled
         for line in settled.warnings:
-            warn(f"board {self.name}: {line}")
+            _log.warning(f"board {self.name}: {line}")
         devices = tuple(with_triple(device, settled.machine) for device in settled.platform.devices)
         found = replace(settled.platform, devices=devices)
         if model is None:
             return found
         if not given:
             found = replace(found, name=self.name)
-            found = self._without_strangers(found, model, warn)
+            found = self._without_strangers(found, model)
         self._check_versions(found, settled.versions)
         return found
 
-    def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
+    def compared(self, compiled: CompiledModel, platform: Platform) -> None:
         """Have the board compare devices of several targets; what some must not compute is that of `compiled`, too."""
         if len({device.target for device in platform.devices}) < 2:
             return
         asked = {"bundle": self._sent(compiled, platform)}
-        found = self.board.call("compare", asked, tell=tell, kind=dict[str, dict[str, str]])[0]
+        found = self.board.call("compare", asked, kind=dict[str, dict[str, str]])[0]
         if not found:
             return
         compiled.refuse(found)
@@ -88,7 +88,7 @@ class RemoteMachine:
         for device in platform.devices:
             computes = set(compiled.computes(device))
             if left := [o.name for o in compiled.graph.operators if o.name not in computes]:
-                warn(
+                _log.warning(
                     f"{device.name} of board {self.name}: {len(left)} of {len(compiled.graph)} operators stay on other "
                     f"devices, such as {', '.join(left[:3])}: {reasons[left[0]]}"
                 )
@@ -102,25 +102,29 @@ class RemoteMachine:
                 f"{path} holds a whole application, whose source is the board's: run the command on the board"
             )
         compiled = _ModelElsewhere(found.graph, self.name)
-        self._bundles[id(compiled)] = compiled, self.board.send(path, self._tell)
+        self._bundles[id(compiled)] = compiled, self.board.send(path)
         yield Bundle(found.graph, found.platform, found.profile, found.plan, compiled)
 
     def check_sensor(self, wanted: str) -> None:
         self.board.call("check_sensor", {"sensor": wanted})
 
     def profile(
-        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, tell: Say, strict: bool
+        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, strict: bool
     ) -> Profile:
         asked = {"bundle": self._sent(compiled, platform), "repeats": repeats, "strict": strict}
-        return self.board.call("profile", asked, tell=tell, kind=Profile)[0]
+        return self.board.call("profile", asked, kind=Profile)[0]
 
     def with_joules(
-        self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str, tell: Say, warn: Say
+        self,
+        compiled: CompiledModel,
+        platform: Platform,
+        profile: Profile,
+        sensor: str,
     ) -> Profile:
         asked = {"bundle": self._sent(compiled, platform), "profile": profile, "sensor": sensor}
-        found, _ = self.board.call("joules", asked, tell=tell, kind=Warned)
+        found, _ = self.board.call("joules", asked, kind=Warned)
         for line in found.warnings:
-            warn(f"board {self.name}: {line}")
+            _log.warning(f"board {self.name}: {line}")
         return found.profile
 
     def doubts(self, source: Path, profile: Profile, platform: Platform) -> list[str]:
@@ -142,7 +146,7 @@ class RemoteMachine:
         return self._run(compiled, platform, {})
 
     @contextmanager
-    def metering(self, problem: Problem, sensor: str, warn: Say) -> Iterator[Metering]:
+    def metering(self, problem: Problem, sensor: str) -> Iterator[Metering]:
         """Give what runs plans on the board, with the joules of a sensor over there, or of its platform's watts."""
 
         def measuring(compiled: CompiledModel, platform: Platform, run: Run | None = None) -> Run:
@@ -159,20 +163,20 @@ class RemoteMachine:
             return lines
         expected = outputs_on(own, here[0], frame_of_noise(own.graph))
         for device in whole_devices(compiled, platform):
-            self._tell(f"comparing {device.name} of board {self.name} with this machine")
+            _log.info(f"comparing {device.name} of board {self.name} with this machine")
             found = outputs_there(self.board, self._sent(compiled, platform), compiled.graph, device.name)
             apart = check_board(self.name, compiled.graph, device.name, expected, found)
             lines.append(f"{device.name} of board {self.name} against {here[0].name} of this machine: {apart}")
         return lines
 
-    def tune(self, model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say) -> list[TuningReport]:
+    def tune(self, model: Model, platform: Platform | None, seconds: float) -> list[TuningReport]:
         """Tune a model on the board, with its compiler; models that are compiled here for the board use what is found.
 
         Raises what `tune_targets.tune_model` raises, and ModelError where the board has no C compiler.
         """
         asked = Asked(replace(model, content=b"", params=b""), seconds, platform)
         files = [np.frombuffer(content, np.uint8) for content in (model.content, model.params)]
-        found, _ = self.board.call("tune", msgspec.to_builtins(asked), files, tell, list[Tuned])
+        found, _ = self.board.call("tune", msgspec.to_builtins(asked), files, list[Tuned])
         for each in found:
             settled = self._settle(platform) if platform else self._settled
             device = with_triple(settled.platform.device(each.device), settled.machine)
@@ -183,7 +187,7 @@ class RemoteMachine:
     def _settle(self, given: Platform | None) -> Settled:
         return self.board.call("settle", {"platform": given}, kind=Settled)[0]
 
-    def _without_strangers(self, platform: Platform, model: Model, warn: Say) -> Platform:
+    def _without_strangers(self, platform: Platform, model: Model) -> Platform:
         """Return the platform without devices that a model cannot be compiled for on this machine."""
         reasons: dict[str, str] = {}
         for device in platform.devices:
@@ -200,7 +204,7 @@ class RemoteMachine:
         if not kept:
             raise PlatformError("; ".join(told) or f"board {self.name} has no devices")
         for line in told:
-            warn(line)
+            _log.warning(line)
         names = {device.name for device in kept}
         links = tuple(link for link in platform.links if {link.source, link.destination} <= names)
         return replace(platform, devices=kept, links=links)
@@ -224,7 +228,7 @@ class RemoteMachine:
         """Return the bundle of a model over there; send it at first."""
         known = self._bundles.get(id(compiled))
         if known is None:
-            id_there = send_model(self.board, compiled, platform, self._tell)
+            id_there = send_model(self.board, compiled, platform)
             known = self._bundles[id(compiled)] = compiled, id_there
         return known[1]
 

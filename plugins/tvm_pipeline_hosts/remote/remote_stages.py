@@ -16,7 +16,7 @@ import numpy as np
 from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.bound import in_bound_thread
-from tvm_pipeline_hosts.remote.session import Say, Session
+from tvm_pipeline_hosts.remote.session import Session
 
 MOST_GIVEN_BYTES = 1 << 28
 
@@ -39,7 +39,7 @@ class _Given(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-def make_stage(session: Session, arguments: dict[str, Any], _: list[Array], __: Say) -> Answer:
+def make_stage(session: Session, arguments: dict[str, Any], _: list[Array]) -> Answer:
     """Make the stage of the session, bind the thread that runs it, and return its ports."""
     asked = msgspec.convert(arguments, _Stage)
     if session.stage:
@@ -51,7 +51,7 @@ def make_stage(session: Session, arguments: dict[str, Any], _: list[Array], __: 
     return (runner.inputs, runner.outputs), []
 
 
-def run_stage(session: Session, _: dict[str, Any], arrays: list[Array], __: Say) -> Answer:
+def run_stage(session: Session, _: dict[str, Any], arrays: list[Array]) -> Answer:
     """Run the stage of the session on tensors as its ports require them; return what it computes."""
     if session.stage is None:
         raise RunError("this session has no stage; call make_stage first")
@@ -61,7 +61,7 @@ def run_stage(session: Session, _: dict[str, Any], arrays: list[Array], __: Say)
     return None, outputs
 
 
-def time_operators(session: Session, arguments: dict[str, Any], _: list[Array], __: Say) -> Answer:
+def time_operators(session: Session, arguments: dict[str, Any], _: list[Array]) -> Answer:
     """Return seconds of every operator on a device (repeats x operators), as `CompiledModel.time_operators` does."""
     asked = msgspec.convert(arguments, _Timing)
     bundle = session.opened(asked.bundle)
@@ -72,12 +72,12 @@ def time_operators(session: Session, arguments: dict[str, Any], _: list[Array], 
         return None, [in_bound_thread(whole, timed)]
 
 
-def swallow(_: Session, __: dict[str, Any], ___: list[Array], ____: Say) -> Answer:
+def swallow(_: Session, __: dict[str, Any], ___: list[Array]) -> Answer:
     """Return nothing of what came, so that the way there is timed."""
     return None, []
 
 
-def give(_: Session, arguments: dict[str, Any], __: list[Array], ___: Say) -> Answer:
+def give(_: Session, arguments: dict[str, Any], __: list[Array]) -> Answer:
     """Return a tensor of so many bytes, so that the way back is timed."""
     size_bytes = msgspec.convert(arguments, _Given).size_bytes
     if not 0 <= size_bytes <= MOST_GIVEN_BYTES:

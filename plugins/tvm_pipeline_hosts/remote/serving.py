@@ -13,6 +13,7 @@ authentication: whoever reaches the port runs code. Next: session.py.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -20,7 +21,6 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,8 @@ from tvm_pipeline_hosts.remote.greetings import (
     refuse,
 )
 from tvm_pipeline_hosts.remote.session import ABANDONED, BROKE, GRACE_S, READY, Begin
+
+_log = logging.getLogger(__name__)
 
 HELLO_S = 5.0  # for a client to say who it is
 MOST_AT_THE_DOOR = 64  # connections that have no session yet
@@ -81,7 +83,6 @@ class BoardServer:
     Args:
         address: where to listen; port 0 for any.
         folder: for bundles.
-        tell: hears of clients and sessions, from any thread.
         allow_others: listen also where other machines reach the port.
 
     Raises:
@@ -92,14 +93,13 @@ class BoardServer:
         self,
         address: Address,
         folder: Path,
-        tell: Callable[[str], None] = lambda _: None,
         *,
         allow_others: bool = False,
         silent_s: float = SILENT_S,
         keep_s: float = KEEP_S,
     ) -> None:
         self.name = socket.gethostname()
-        self._folder, self._tell, self._silent_s, self._keep_s = folder, tell, silent_s, keep_s
+        self._folder, self._silent_s, self._keep_s = folder, silent_s, keep_s
         self._beat_s = min(BEAT_S, silent_s / 4)
         self._listener = _listening(address, allow_others)
         self.address = Address(address.host, self._listener.getsockname()[1])
@@ -123,7 +123,7 @@ class BoardServer:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                self._tell(f"no connection can be taken: {error.strerror}")  # such as no more descriptors
+                _log.info(f"no connection can be taken: {error.strerror}")  # such as no more descriptors
                 self._closed.wait(BEAT_S)
                 continue
             self._come_in(link)
@@ -242,7 +242,7 @@ class BoardServer:
             raise
         running = self._sessions[id] = _Running(id, client, process, folder)
         threading.Thread(target=self._watch, args=(running,), name="session", daemon=True).start()
-        self._tell(f"{running.name} is here")
+        _log.info(f"{running.name} is here")
         return running
 
     def _watch(self, running: _Running) -> None:
@@ -260,7 +260,7 @@ class BoardServer:
             while len(self._ends) > MOST_ENDS:
                 self._ends.popitem(last=False)
         running.over.set()
-        self._tell(
+        _log.info(
             f"{running.name} is gone" if running.process.status == 0 else f"the session of {running.name} {running.why}"
         )
 
@@ -288,7 +288,7 @@ class BoardServer:
                 child.process.send(b"0", link.fileno())
                 return
         if running is not None:
-            self._tell(f"{client} was sent away: {self._in_use(running)}")
+            _log.info(f"{client} was sent away: {self._in_use(running)}")
         link.sendall(TVM_IN_USE)
         hang_up(link)
 

@@ -25,8 +25,8 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from tvm_pipeline_hosts.remote.frames import Frame, FrameError, Header, describe
 from tvm_pipeline_hosts.remote.parcels import Parcels
 from tvm_pipeline_hosts.remote.told_errors import telling
 
-Say = Callable[[str], None]
 # Connections with the number of the last frame that the client has; None at the end of the server.
 _Links = queue.Queue["tuple[socket.socket, int] | None"]
 READY, LEAVING = b"ready", b"leaving"  # to the server
@@ -171,19 +170,64 @@ def _take_links(control: socket.socket, links: _Links, channel: Channel) -> None
     os._exit(0)
 
 
+@contextmanager
+def warnings_meanwhile() -> Iterator[list[str]]:
+    """Collect the warnings of this package and its guests that are logged meanwhile."""
+    collected: list[str] = []
+    with _records(_Warnings(collected)):
+        yield collected
+
+
+@contextmanager
+def _records(handler: logging.Handler) -> Iterator[None]:
+    """Have a handler take what is logged meanwhile, steps (INFO) as well."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(logging.INFO, level))
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, collected: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._collected = collected
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("tvm_pipeline"):
+            self._collected.append(record.getMessage())
+
+
+class _Steps(logging.Handler):
+    """Sends steps (INFO) of a call to the client; warnings are printed on this board."""
+
+    def __init__(self, channel: Channel, call: int) -> None:
+        super().__init__(logging.INFO)
+        self._channel, self._call = channel, call
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING and record.name.startswith("tvm_pipeline"):
+            line = msgspec.Raw(msgspec.json.encode(record.getMessage()))
+            self._channel.send(Header("tell", call=self._call, value=line))
+        elif record.levelno >= logging.WARNING and logging.lastResort:
+            logging.lastResort.handle(record)
+
+
 def _answer(session: Session, channel: Channel, frame: Frame, methods: Any) -> None:
     """Do what a frame calls, and send what came of it."""
     header = frame.header
-
-    def tell(line: str) -> None:
-        channel.send(Header("tell", call=header.call, value=msgspec.Raw(msgspec.json.encode(line))))
 
     try:
         if header.kind != "call" or header.method not in methods:
             known = ", ".join(sorted(methods))
             raise RunError(f"a board has no method {header.method[:40]!r}, but {known}; install the same version there")
         arguments = _ARGUMENTS.decode(header.value)
-        value, arrays = methods[header.method](session, arguments, frame.arrays, tell)
+        with _records(_Steps(channel, header.call)):
+            value, arrays = methods[header.method](session, arguments, frame.arrays)
         done = Header("done", call=header.call, value=msgspec.Raw(msgspec.json.encode(value)), arrays=described(arrays))
     except Exception as error:
         if (told := telling(error)).is_unknown:

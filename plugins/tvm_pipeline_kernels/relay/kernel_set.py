@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,10 +49,8 @@ class OwnRelayKernels(RelayKernels):
     def is_winograd(self, choice: Any) -> bool:
         return is_winograd(choice)
 
-    def tune(
-        self, model: Model, target: str, seconds: float, tell: Callable[[str], None], guide: Guide | None = None
-    ) -> TuningReport:
-        return tuner.tune(model, target, seconds, tell, guide)
+    def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
+        return tuner.tune(model, target, seconds, guide)
 
     def tune_gpu(
         self,
@@ -61,10 +59,9 @@ class OwnRelayKernels(RelayKernels):
         host: str,
         seconds: float,
         known_as: str,
-        tell: Callable[[str], None],
         only: tuple[str, ...] | None = None,
     ) -> TuningReport:
-        return device_child.tune_in_child(model, device, host, seconds, known_as, tell, only)
+        return device_child.tune_in_child(model, device, host, seconds, known_as, only)
 
     def tuning_records(self, target: str) -> list[bytes]:
         return tuning_records.lines_for(target)

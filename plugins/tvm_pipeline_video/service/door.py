@@ -5,7 +5,7 @@ The entry point `tvm_pipeline.applications` names this module. It needs the libr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class _Read:
     def said(self) -> tuple[str, ...]:
         return self.found.said
 
-    def measure(self, made: Compiled, profile: Profile, tell: Callable[[str], None]) -> MeasuredApplication:
+    def measure(self, made: Compiled, profile: Profile) -> MeasuredApplication:
         """Measure reading, decoding and writing. A line for each frame is taken to be written, as by `run`.
 
         Raises what `rehearsed_application` and `profile_host` raise.
@@ -50,7 +50,7 @@ class _Read:
         rehearsal = rehearsed_application(
             compiled.graph, platform, self.source, self.found, video=self.video, lines=True
         )
-        profile = profile_host(rehearsal, compiled, platform, profile, progress=tell)
+        profile = profile_host(rehearsal, compiled, platform, profile)
         known = Described(
             shown(self.source), request.name, rehearsal.setting, request.labels, request.threshold, request.classes
         )

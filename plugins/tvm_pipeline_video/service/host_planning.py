@@ -127,13 +127,13 @@ def plan_with_host(
         else:
             listener.say(f"planned for this bundle, source and decoder before; `fresh` measures again ({path})")
             return HostPlan(problem, plan, before.decision)
-    profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile, progress=listener.step)
+    profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:
         return HostPlan(problem, with_host(problem, given))
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
-    decision = verified(problem, decision, run, verify_s, listener.step, meter)
+    decision = verified(problem, decision, run, verify_s, meter)
     listener.say(f"plan: {decision.why}")
     if key:
         _keep(path, _KeptPlan(profile, decision))
@@ -220,13 +220,13 @@ def _requested(usual: Problem, graph: OperatorGraph, profile: Profile, rate_fps:
 def _decided(problem: Problem, rate_fps: float | None, listener: Listener) -> tuple[Problem, Decision]:
     """Plan; where no plan keeps up with the rate, tell what is missing, and plan for most frames a second."""
     try:
-        decision = plan(problem, progress=listener.step)
+        decision = plan(problem)
         return problem, decision if rate_fps is None else decided_at_rate(problem, decision, rate_fps)
     except NoPlanError:
         if rate_fps is None:
             raise
     problem = replace(problem, objective="throughput", min_throughput_fps=None)
-    decision = plan(problem, progress=listener.step)
+    decision = plan(problem)
     best_fps = decision.plan.predicted.throughput_fps or 0.0
     short = rate_fps * (1 + RATE_MARGIN) / max(best_fps, 1e-12)
     listener.warn(

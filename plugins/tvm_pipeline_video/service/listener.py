@@ -17,10 +17,6 @@ class Listener:
     All calls come from the thread that runs the service, but `warn`, which may come from any.
     """
 
-    def step(self, line: str) -> None:
-        """Hear which step of measuring and planning begins, before the run does."""
-        _log.debug(line)
-
     def say(self, line: str) -> None:
         """Hear of something that happened."""
         _log.info(line)

@@ -52,7 +52,7 @@ def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> It
                 f"`input_shapes`: {path} is a bundle, which has its own; give the model file, or compile it anew",
                 option="input_shapes",
             )
-        with opened_bundle(path, listener.warn) as bundle:
+        with opened_bundle(path) as bundle:
             yield path, bundle
         return
     shapes = parse_shapes(input_shapes) if input_shapes else None
@@ -63,12 +63,12 @@ def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> It
         found: Bundle | None = None
         if kept.exists():
             try:
-                found = stack.enter_context(opened_bundle(kept, listener.warn))
+                found = stack.enter_context(opened_bundle(kept))
             except BundleError as error:
                 listener.say(f"{path} is compiled anew: {error}")
         if found is None:
             _compile(path, shapes, kept, listener)
-            found = stack.enter_context(opened_bundle(kept, listener.warn))
+            found = stack.enter_context(opened_bundle(kept))
         else:
             kept.touch()
             for note in model.notes:
@@ -80,10 +80,10 @@ def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> It
 def _compile(path: Path, shapes: Shapes | None, kept: Path, listener: Listener) -> None:
     """Compile a model file into a bundle of the cache, and remove the oldest of what is too much there."""
     listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
-    made = compile_source(path, shapes, None, listener.step, listener.warn)
-    profile = measured_profile(made, None, listener.step, listener.warn)
+    made = compile_source(path, shapes, None)
+    profile = measured_profile(made, None)
     problem = Problem(made.compiled.graph, made.platform, profile)
-    decision, profile = decide(problem, "best", None, listener.step, verify_s=0.0)
+    decision, profile = decide(problem, "best", None, verify_s=0.0)
     kept.parent.mkdir(parents=True, exist_ok=True)
     graph = made.compiled.graph
     bundle = Bundle(graph, made.platform, profile, decision.plan, made.compiled, None, decision, None, made.metadata)

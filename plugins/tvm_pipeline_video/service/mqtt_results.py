@@ -8,6 +8,7 @@ confirmed is published again: such a line may come twice, and none is lost. When
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import secrets
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
     from paho.mqtt.properties import Properties
     from paho.mqtt.reasoncodes import ReasonCode
+
+_log = logging.getLogger(__name__)
 
 SCHEMES = {"mqtt": 1883, "mqtts": 8883}  # and their usual ports
 MOST_WAITING = 32 << 20  # bytes of lines that wait for the broker: an hour of short lines at 30 frames a second
@@ -106,7 +109,6 @@ class MqttResults:
 
     Args:
         broker: where they go.
-        warn: is told, from any thread, when the broker is gone and when it is back.
         patience_s: the longest wait for the broker, of `write` while the memory is full and at the end.
         most_bytes: of lines that wait; `write` waits while there are more.
 
@@ -116,10 +118,8 @@ class MqttResults:
         RunError: the broker cannot be reached when the block begins, or has not confirmed for too long.
     """
 
-    def __init__(
-        self, broker: Broker, warn: Callable[[str], None], *, patience_s: float, most_bytes: int = MOST_WAITING
-    ) -> None:
-        self._broker, self._warn = broker, warn
+    def __init__(self, broker: Broker, *, patience_s: float, most_bytes: int = MOST_WAITING) -> None:
+        self._broker = broker
         self._patience_s, self._most_bytes = patience_s, most_bytes
         self._changed = threading.Condition()
         self._waiting: deque[_Message] = deque()
@@ -167,9 +167,9 @@ class MqttResults:
             if error is None:
                 raise
             if lost is not error:  # the first error is the one to report
-                self._warn(str(lost))
+                _log.warning(str(lost))
         except BaseException:
-            self._warn(self._missing())
+            _log.warning(self._missing())
             raise
         finally:
             self._end()
@@ -277,12 +277,12 @@ class MqttResults:
         qos = min(2, getattr(properties, "MaximumQoS", 2))
         if qos < self._qos:
             self._qos = qos
-            self._warn(
+            _log.warning(
                 f"{self._broker.name} takes QoS {qos} at most; a line may come twice where the connection breaks"
             )
         if self._is_away:
             self._is_away = False
-            self._warn(f"{self._broker.name} is back; {self._unconfirmed} lines waited")
+            _log.warning(f"{self._broker.name} is back; {self._unconfirmed} lines waited")
         # The client sends again what is on its way; to keep the order, other lines wait until that is confirmed.
         self._may_publish = not self._sent
         with self._changed:
@@ -305,7 +305,7 @@ class MqttResults:
         self._may_publish = False
         if self._connected and not self._is_away and not self._ended:
             self._is_away = True
-            self._warn(f"{self._broker.name} is gone ({reason}); lines wait, up to {self._most_bytes:,} bytes")
+            _log.warning(f"{self._broker.name} is gone ({reason}); lines wait, up to {self._most_bytes:,} bytes")
 
     def _fail(self, error: PipelineError) -> None:
         with self._changed:
@@ -342,7 +342,7 @@ class MqttResults:
         if broker.tls:
             self._secure(client)
         elif broker.password and broker.host not in ("localhost", "127.0.0.1", "::1"):
-            self._warn(f"{broker.name}: the password crosses the network as it is, for all to read; use mqtts://")
+            _log.warning(f"{broker.name}: the password crosses the network as it is, for all to read; use mqtts://")
         tell, began = self._news.put, False
 
         def on_connect(

@@ -5,6 +5,7 @@ Read next: result_lines.py (a line for each frame), listener.py (the object that
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,11 +21,13 @@ from tvm_pipeline.runtime import Event, RunStatistics
 from tvm_pipeline.workflow.steps import plan_json
 from tvm_pipeline_video.service.video_extra import LiveStatistics
 
+_log = logging.getLogger(__name__)
+
 WriteEvent = Callable[[Event, str], None]  # an event, and the label of its model, empty where there is one model
 
 
 @contextmanager
-def event_log(path: Path | None, warn: Callable[[str], None]) -> Iterator[WriteEvent]:
+def event_log(path: Path | None) -> Iterator[WriteEvent]:
     """Open a file of JSON lines that each event is appended to; where that fails, warn and go on.
 
     Raises OptionError where it cannot be opened.
@@ -45,7 +48,7 @@ def event_log(path: Path | None, warn: Callable[[str], None]) -> Iterator[WriteE
             try:
                 file.write(msgspec.json.encode(line) + b"\n")
             except (OSError, ValueError) as error:
-                warn(f"`events` {path}: {error}; it lacks: {event.reason}")
+                _log.warning(f"`events` {path}: {error}; it lacks: {event.reason}")
 
         yield write
 

@@ -40,23 +40,19 @@ class ResultFiles:
     Args:
         fps: of the video.
         keeps: lines are appended to those of runs before; they are replaced otherwise. Segments are never replaced.
-        warn: is told what becomes of a broker, and of a disk that does not keep what is written.
 
     Raises OptionError or VideoError where a file cannot be written, and what `MqttResults` raises.
     """
 
-    def __init__(
-        self, settings: Settings, fps: float, keeps: bool, warn: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, settings: Settings, fps: float, keeps: bool) -> None:
         self.lines: JsonLines | None = None
         self.video: VideoFile | None = None
         self._broker: MqttResults | None = None
-        self._warn = warn
         self._results, self._output, self._segment_s = settings.results, settings.output, settings.segment
         if self._results and is_broker(self._results):
             # A write that waits must end before the watchdog takes its stage for a failed one.
             patience_s = min(MOST_PATIENCE_S, WATCHDOG_SHARE * settings.watchdog)
-            self._broker = MqttResults(parse_broker(self._results), warn, patience_s=patience_s)
+            self._broker = MqttResults(parse_broker(self._results), patience_s=patience_s)
             self._results = None
         self._fps, self._keeps = fps, keeps
         self._stack = ExitStack()
@@ -133,10 +129,10 @@ class ResultFiles:
             if self._results:
                 self.lines = stack.enter_context(JsonLines(self._target(stack, self._results)))
                 if self._results != "-":
-                    stack.enter_context(kept_on_disk(self._named(Path(self._results)), self._warn))
+                    stack.enter_context(kept_on_disk(self._named(Path(self._results))))
             if self._output:
                 video = VideoFile(self._named(self._output), self._fps)
-                stack.enter_context(kept_on_disk(self._named(self._output), self._warn))
+                stack.enter_context(kept_on_disk(self._named(self._output)))
                 self.video = stack.enter_context(video)  # which writes more when it is closed
             self._stack = stack.pop_all()
 

@@ -126,16 +126,15 @@ class Service:
 
     def _run(self) -> list[ModelReport]:
         settings, before = self._settings, None
-        power_modes().put_back_left(self._listener.say, self._listener.warn)
+        power_modes().put_back_left()
         while True:
             self._listener.begin(settings)
             self._running = settings
-            status = StatusFile(settings.status, self._began_s, self._listener.warn)
+            status = StatusFile(settings.status, self._began_s)
             status.write(ready=False, frames=0, tags={})
             with ExitStack() as stack:
                 try:
-                    allowed, say, warn = settings.allow_power_modes, self._listener.say, self._listener.warn
-                    stack.enter_context(with_mode_of(settings.bundle, allowed, say, warn))
+                    stack.enter_context(with_mode_of(settings.bundle, settings.allow_power_modes))
                     models, write = stack.enter_context(
                         opened_models(settings, self._counts, self._keeps_results, self._listener)
                     )

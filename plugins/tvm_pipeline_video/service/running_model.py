@@ -209,8 +209,8 @@ def opened_models(
     with ExitStack() as stack:
         if keeps_results and settings.results_file:
             counts.recall(settings.results_file, settings.segment is not None)
-        write_event = stack.enter_context(event_log(settings.events, listener.warn))
-        meter = stack.enter_context(opened_meter(settings.power_sensor, listener.warn, SAMPLED_S))
+        write_event = stack.enter_context(event_log(settings.events))
+        meter = stack.enter_context(opened_meter(settings.power_sensor, SAMPLED_S))
         opened: list[_Opened] = []
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
@@ -246,7 +246,7 @@ def opened_models(
                 )
             )
             opened.append(_Opened(label, bundle, found, planned, sources))
-        write = stack.enter_context(writing(opened, settings, keeps_results, listener))
+        write = stack.enter_context(writing(opened, settings, keeps_results))
         models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event))
@@ -254,14 +254,14 @@ def opened_models(
                 one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
             stack.enter_context(watched(models[-1], index, settings, listener))
         if meter:
-            progress, idle_w = partial(_progress, models), known_idle_w(models[0].problem, meter.sensor.covers)
-            metering = RunEnergy(meter, progress, idle_w, listener.warn)
+            came_out, idle_w = partial(_came_out, models), known_idle_w(models[0].problem, meter.sensor.covers)
+            metering = RunEnergy(meter, came_out, idle_w)
             for model in models:
                 model.metering = metering
         yield models, write
 
 
-def _progress(models: Sequence[RunningModel]) -> tuple[int, float]:
+def _came_out(models: Sequence[RunningModel]) -> tuple[int, float]:
     """Return how many frames of all models came out, and when the last one did."""
     pipelines = [model.pipeline for model in models]
     return sum(pipeline.frames for pipeline in pipelines), max(pipeline.last_result_s for pipeline in pipelines)
@@ -405,12 +405,12 @@ def _labels(bundles: Sequence[Path]) -> list[str]:
 
 
 @contextmanager
-def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool, listener: Listener) -> Iterator[Write]:
+def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool) -> Iterator[Write]:
     """Open what results go to; yield the function that writes a frame's line and its picture, and counts it."""
     # Models write from threads of their own; only the last line may be ahead of what is counted.
     lock = threading.Lock()
     models = {one.label: one for one in opened}
-    with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results, listener.warn) as files:
+    with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results) as files:
 
         def write(label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None:
             model = models[label]

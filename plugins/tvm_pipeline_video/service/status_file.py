@@ -10,13 +10,15 @@ docs/service.md explains it. Read next: changing_inputs.py, which counts.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+_log = logging.getLogger(__name__)
 
 WRITTEN_S = 1.0  # between two looks
 
@@ -27,11 +29,10 @@ class StatusFile:
     Args:
         path: of the file; None to write none.
         began_s: when the run began, in seconds since 1970.
-        warn: hears where it cannot be written.
     """
 
-    def __init__(self, path: Path | None, began_s: float, warn: Callable[[str], None]) -> None:
-        self._path, self._warn = path, warn
+    def __init__(self, path: Path | None, began_s: float) -> None:
+        self._path = path
         self._head = {"pid": os.getpid(), "began": began_s}
         self._written = b""
         self._said = ""
@@ -61,7 +62,7 @@ class StatusFile:
             beside.replace(self._path)
         except OSError as error:
             if str(error) != self._said:
-                self._warn(f"`status` {self._path}: {error.strerror}; it is tried again")
+                _log.warning(f"`status` {self._path}: {error.strerror}; it is tried again")
             self._said = str(error)
             return
         self._written, self._said = content, ""

@@ -74,7 +74,7 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
     with (
         handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), pass_on) | ending(pass_on, [signal.SIGHUP])),
         temporary_folder() as folder,
-        event_log(events, listener.warn) as write_event,
+        event_log(events) as write_event,
     ):
         while not ended_by:
             started_s = time.monotonic()
@@ -95,7 +95,7 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
                     child.terminate()
                 status = child.wait()
             # A worker that was killed leaves a power mode set. The next one sets it again, if it is still asked for.
-            power_modes().put_back_left(listener.say, listener.warn)
+            power_modes().put_back_left()
             if ended_by or status in FINAL:
                 # A signal that met it while it was being started is no failure.
                 return 0 if status < 0 or status in STOPPED else status

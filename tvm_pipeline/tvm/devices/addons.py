@@ -16,12 +16,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ from tvm._ffi.libinfo import find_lib_path
 
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.files import cache_folder, write_bytes
+
+_log = logging.getLogger(__name__)
 
 OWN = Path(__file__).parent  # C++ of this package lies beside this file
 # Symbols of an add-on are hidden: libtvm.so has some of the same names, and its own would be taken. The headers on
@@ -70,13 +72,13 @@ class Addon:
     options: tuple[str, ...] = ()
 
 
-def load_addon(addon: Addon, progress: Callable[[str], None] = lambda _: None) -> None:
+def load_addon(addon: Addon) -> None:
     """Load an add-on into TVM, built first where it is not in the cache.
 
     Raises:
         PlatformError: it cannot be built or loaded here; the message says what is missing.
     """
-    path = build_addon(addon, progress)
+    path = build_addon(addon)
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
@@ -92,7 +94,7 @@ def load_addon(addon: Addon, progress: Callable[[str], None] = lambda _: None) -
         )
 
 
-def build_addon(addon: Addon, progress: Callable[[str], None] = lambda _: None) -> Path:
+def build_addon(addon: Addon) -> Path:
     """Return the library of an add-on in the cache, built where it is not there.
 
     Raises:
@@ -110,7 +112,7 @@ def build_addon(addon: Addon, progress: Callable[[str], None] = lambda _: None) 
         version,
     )
     folder = cache_folder() / "addons" / hashlib.sha256(json.dumps(described).encode()).hexdigest()[:32]
-    return _whole(folder, addon.title, progress) or _build(addon, root, texts, compiler, folder, progress)
+    return _whole(folder, addon.title) or _build(addon, root, texts, compiler, folder)
 
 
 def tvm_sources(title: str) -> Path:
@@ -177,7 +179,7 @@ def _compiler(title: str) -> tuple[list[str], str]:
     return command, told.stderr
 
 
-def _whole(folder: Path, title: str, progress: Callable[[str], None]) -> Path | None:
+def _whole(folder: Path, title: str) -> Path | None:
     """Return the library in the folder of an add-on; remove what is damaged."""
     for path in sorted(folder.glob("*.so")):
         if path.name.startswith("."):
@@ -187,16 +189,14 @@ def _whole(folder: Path, title: str, progress: Callable[[str], None]) -> Path | 
                 return path
         except OSError as error:
             raise PlatformError(f"cannot read {path}: {error.strerror}; make it readable, or remove it") from error
-        progress(f"{path} is damaged: {title} is built again")
+        _log.info(f"{path} is damaged: {title} is built again")
         with suppress(OSError):
             path.unlink()
     return None
 
 
-def _build(
-    addon: Addon, root: Path, texts: dict[str, str], compiler: list[str], folder: Path, progress: Callable[[str], None]
-) -> Path:
-    progress(f"building {addon.title} (some seconds, once)")
+def _build(addon: Addon, root: Path, texts: dict[str, str], compiler: list[str], folder: Path) -> Path:
+    _log.info(f"building {addon.title} (some seconds, once)")
     includes = [root / "include", *(root / "3rdparty" / name for name in addon.third_party), *addon.includes]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -71,7 +71,7 @@ def _is_machine_code(kernels: tvm.runtime.Module) -> bool:
         return False  # the code for several GPUs that a TVM built with CUDA may make, with PTX in it
 
 
-def add_compiler(progress: Callable[[str], None]) -> None:
+def add_compiler() -> None:
     """Give TVM `target.build.cuda`.
 
     Raises:
@@ -82,7 +82,7 @@ def add_compiler(progress: Callable[[str], None]) -> None:
             f"this TVM ({tvm.__version__}) cannot compile for CUDA, and tvm-pipeline can add that to TVM {TVM_VERSION} "
             "alone; `pip install tvm-pipeline[relay]`, or build TVM with USE_CUDA"
         )
-    load_addon(CODE_GENERATOR, progress)
+    load_addon(CODE_GENERATOR)
     _check_generator()
     tvm.register_func("target.build.cuda", _build)
 

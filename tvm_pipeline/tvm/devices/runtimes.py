@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import tvm
@@ -80,7 +79,7 @@ _one_at_a_time = threading.RLock()
 _prepared: set[str] = set()  # kinds that need nothing more
 
 
-def ready_to_compile(target: str, progress: Callable[[str], None] = lambda _: None) -> None:
+def ready_to_compile(target: str) -> None:
     """Make TVM able to compile for a target; raise PlatformError with what is missing where it cannot."""
     try:
         kind = tvm.target.Target(compiler_target(target)).kind.name
@@ -95,7 +94,7 @@ def ready_to_compile(target: str, progress: Callable[[str], None] = lambda _: No
             arch = arch_of(target)
             if not _has("target.build.cuda"):
                 nvrtc(arch)
-                add_compiler(progress)
+                add_compiler()
             elif _has("tvm_pipeline.cuda.source"):  # the compiler is ours
                 nvrtc(arch)
         elif kind == "opencl" and not _has("target.build.opencl"):
@@ -107,7 +106,7 @@ def ready_to_compile(target: str, progress: Callable[[str], None] = lambda _: No
             _demand(kind, f"target.build.{kind}", f"device_api.{kind}")
 
 
-def ready_to_run(kind: str, progress: Callable[[str], None] = lambda _: None) -> None:
+def ready_to_run(kind: str) -> None:
     """Make TVM able to run on devices of a kind; raise PlatformError with what is missing where it cannot.
 
     A device is looked for, and OpenCL's context is made, by the thread that calls this: PoCL's workers run on the cores
@@ -117,20 +116,20 @@ def ready_to_run(kind: str, progress: Callable[[str], None] = lambda _: None) ->
         if kind in _prepared:
             return
         if kind == "cuda":
-            _prepare_cuda(progress)
+            _prepare_cuda()
         elif kind == "opencl":
-            _prepare_opencl(progress)
+            _prepare_opencl()
         elif kind in tvm.target.Target.list_kinds() and not _on_cpu(kind):
             _demand(kind, f"device_api.{kind}")
         _prepared.add(kind)
 
 
-def _prepare_opencl(progress: Callable[[str], None]) -> None:
+def _prepare_opencl() -> None:
     _load_opencl()
     if not _has("device_api.opencl"):
-        load_addon(OPENCL, progress)
+        load_addon(OPENCL)
     elif not _has(_PARTS[0]):
-        load_addon(OPENCL_PARTS, progress)
+        load_addon(OPENCL_PARTS)
     if not tvm.device("opencl", 0).exist:
         raise PlatformError(
             "OpenCL is here, but TVM finds no GPU in it, and no CPU either; see what `clinfo` lists (TVM takes devices "
@@ -155,7 +154,7 @@ def _load_opencl() -> None:
         )
 
 
-def _prepare_cuda(progress: Callable[[str], None]) -> None:
+def _prepare_cuda() -> None:
     driver = cuda_toolkit.driver()
     if _has("device_api.cuda"):
         cuda_toolkit.wait_without_spinning(driver)
@@ -163,7 +162,7 @@ def _prepare_cuda(progress: Callable[[str], None]) -> None:
     toolkit, library = cuda_toolkit.runtime()
     count = cuda_toolkit.check_devices(library)
     cuda_toolkit.wait_without_spinning(driver, library if count == 1 else None)
-    load_addon(replace(CUDA, includes=toolkit.includes, includes_version=str(toolkit.version)), progress)
+    load_addon(replace(CUDA, includes=toolkit.includes, includes_version=str(toolkit.version)))
 
 
 def _has(function: str) -> bool:

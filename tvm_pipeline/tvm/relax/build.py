@@ -8,6 +8,7 @@ mapped from the file.
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline.tvm.weights_file import WEIGHTS, Bytes, Weight, mapped, part_of, write_weights
+
+_log = logging.getLogger(__name__)
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
@@ -155,7 +158,6 @@ class Library:
 def build_library(
     model: Model,
     target: str,
-    progress: Callable[[str], None] = lambda _: None,
     host: str = "",
     *,
     elsewhere: bool = False,
@@ -178,17 +180,17 @@ def build_library(
     folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def make() -> Path:
-        mod = import_model(model, progress)
+        mod = import_model(model)
         with replacing(folder) as temporary:
             temporary.mkdir()
-            compile_module(model.name, mod, target, temporary, progress, host)
+            compile_module(model.name, mod, target, temporary, host)
             seal(temporary)
         return folder
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)
-    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load, make, progress)
+    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load, make)
     for line in slow_operators(library):
-        progress(f"{model.name} for {target}: {line}")
+        _log.info(f"{model.name} for {target}: {line}")
     return library
 
 
@@ -197,14 +199,13 @@ def compile_module(
     mod: tvm.IRModule,
     target: str,
     folder: Path,
-    progress: Callable[[str], None] = lambda _: None,
     host: str = "",
 ) -> None:
     """Compile an imported module and write the library into `folder`; errors are those of `build_library`."""
     check_linker((host or "llvm") if has_own_memory(target) else target)
-    progress(f"compiling {name} for {target}")
+    _log.info(f"compiling {name} for {target}")
     if relax_kernels().key == OWN:
-        progress(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
+        _log.info(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
     inputs = tuple(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )

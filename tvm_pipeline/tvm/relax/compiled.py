@@ -92,7 +92,6 @@ class RelaxModel(TvmModel[Library]):
         model: Model,
         targets: Sequence[str],
         bind: Bind,
-        progress: Callable[[str], None],
         order: Order = "listed",
         host: str = "",
         elsewhere: Mapping[str, str] = MappingProxyType({}),
@@ -104,7 +103,7 @@ class RelaxModel(TvmModel[Library]):
             elsewhere: see `TvmModel`.
         """
         wanted = dict.fromkeys(map(compiler_target, targets))
-        libraries = [build_library(model, one, progress, host, elsewhere=one in elsewhere) for one in wanted]
+        libraries = [build_library(model, one, host, elsewhere=one in elsewhere) for one in wanted]
         compiled = cls(model.name, libraries, bind, order)
         compiled.elsewhere = elsewhere
         return compiled

@@ -16,11 +16,11 @@ None of these kernels was ever run on a real GPU.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import struct
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ from tvm_pipeline.tvm.devices.nvrtc import arch_of, nvrtc, runs_machine_code
 from tvm_pipeline.tvm.devices.targets import index_of
 from tvm_pipeline.tvm.linking import export_library
 from tvm_pipeline.tvm.machine_code import load_kernels
+
+_log = logging.getLogger(__name__)
 
 HOST_FILE, DEVICE_FILE = "kernels.so", "kernels.cuda"
 _RUNTIME = "libtvm_runtime_cuda.so"  # of TVM's wheel
@@ -203,7 +205,7 @@ def check_code(target: str) -> None:
         )
 
 
-def ready_to_run(progress: Callable[[str], None] = lambda _: None) -> None:
+def ready_to_run() -> None:
     """Make TVM able to run on CUDA devices.
 
     TVM's wheel has a CUDA runtime, which is loaded when TVM is imported if NVIDIA's driver and CUDA's runtime library
@@ -214,11 +216,11 @@ def ready_to_run(progress: Callable[[str], None] = lambda _: None) -> None:
     """
     with _lock:
         if not _is_ready:
-            _prepare(progress)
+            _prepare()
             _is_ready.append(True)
 
 
-def _prepare(progress: Callable[[str], None]) -> None:
+def _prepare() -> None:
     try:
         driver = cuda_toolkit.driver()
     except PlatformError as error:
@@ -236,12 +238,12 @@ def _prepare(progress: Callable[[str], None]) -> None:
     # It initialises the driver as well, without which TVM 0.27 cannot name a device.
     cuda_toolkit.wait_without_spinning(driver, library if count == 1 else None)
     if not _has_runtime():
-        _load_runtime(progress)
+        _load_runtime()
 
 
-def _load_runtime(progress: Callable[[str], None]) -> None:
+def _load_runtime() -> None:
     path = Path(tvm.__file__).parent / "lib" / _RUNTIME
-    progress(f"loading {path}")
+    _log.info(f"loading {path}")
     try:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -23,7 +22,7 @@ _NEEDS_RELAY = (
 )
 
 
-def import_model(model: Model, progress: Callable[[str], None] = lambda _: None) -> tvm.IRModule:
+def import_model(model: Model) -> tvm.IRModule:
     """Return the model as a module with one function `main`, a plain block of dataflow with weights as constants.
 
     Its parameters have the names of the model's inputs, and its attribute `output_names` those of its outputs.
@@ -40,7 +39,7 @@ def import_model(model: Model, progress: Callable[[str], None] = lambda _: None)
     """
     if model.format != "onnx":
         raise ModelError(f"{model.name}: a model of the format {model.format} {_NEEDS_RELAY}")
-    progress(f"importing {model.name}")
+    _log.info(f"importing {model.name}")
     mod = _from_onnx(model)
     if not mod["main"].params:
         raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")

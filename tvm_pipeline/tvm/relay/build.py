@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from tvm_pipeline.tvm.relay.saved_params import write_params
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
 
+_log = logging.getLogger(__name__)
+
 # Raise it when a saved library must not be read any more, or when the engine compiles otherwise.
 FORMAT = 16
 
@@ -47,7 +50,6 @@ FORMAT = 16
 def build_library(
     model: Model,
     target: str,
-    progress: Callable[[str], None] = lambda _: None,
     host: str = "",
     choices: Choices | None = None,
     *,
@@ -80,10 +82,10 @@ def build_library(
         return _tuned_folder(plain, _own(plain, given)[0])
 
     def make() -> Path:
-        return _make_library(model, target, host, plain, given, progress, apart)
+        return _make_library(model, target, host, plain, given, apart)
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)
-    return kept_or_made(plain, f"{model.name} for {target}", place, load, make, progress)
+    return kept_or_made(plain, f"{model.name} for {target}", place, load, make)
 
 
 def _described(*what: str) -> str:
@@ -104,9 +106,7 @@ def _own(plain: Path, choices: Choices) -> tuple[Choices, bool]:
     return {workload: choice for workload, choice in choices.items() if workload in known}, True
 
 
-def _make_library(
-    model: Model, target: str, host: str, plain: Path, choices: Choices, progress: Callable[[str], None], apart: bool
-) -> Path:
+def _make_library(model: Model, target: str, host: str, plain: Path, choices: Choices, apart: bool) -> Path:
     """Compile into the cache; return the folder."""
     choices, is_sorted = _own(plain, choices)
     folder = _tuned_folder(plain, choices) if is_sorted else plain.with_name(f"{plain.name}-new")
@@ -114,7 +114,7 @@ def _make_library(
         shutil.rmtree(left, ignore_errors=True)  # by a process that was killed, since this one holds the lock
     with replacing(folder) as temporary:
         temporary.mkdir()
-        _compile_where_it_is_safe(model, target, host, temporary, progress, choices, apart)
+        _compile_where_it_is_safe(model, target, host, temporary, choices, apart)
         seal(temporary)
     tuning = read_tuning(folder)
     keep(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
@@ -152,24 +152,23 @@ def _compile_where_it_is_safe(
     target: str,
     host: str,
     folder: Path,
-    progress: Callable[[str], None],
     choices: Choices,
     apart: bool,
 ) -> None:
-    ready_to_compile(target, progress)
+    ready_to_compile(target)
     check_linker(host or target)
     record = cache_folder() / "targets" / f"{_sha(_described(target, host))}.json"
     content = kept(record)
     proven = set() if content is None else msgspec.json.decode(content, type=set[str])
     if proven and not apart:
-        progress(f"importing {model.name}")
-        mod, params = import_model(model, progress)
+        _log.info(f"importing {model.name}")
+        mod, params = import_model(model)
         if element_types(mod) <= proven:
-            compile_module(model.name, mod, params, target, folder, progress, host, choices)
+            compile_module(model.name, mod, params, target, folder, host, choices)
             return
     else:  # the child imports it
-        progress(f"importing {model.name}")
-    met = compile_in_child(model, target, folder, progress, host, choices)
+        _log.info(f"importing {model.name}")
+    met = compile_in_child(model, target, folder, host, choices)
     keep(record, msgspec.json.encode(sorted(proven | met)))
 
 
@@ -198,7 +197,6 @@ def compile_module(
     params: dict[str, Any],
     target: str,
     folder: Path,
-    progress: Callable[[str], None],
     host: str = "",
     choices: Choices | None = None,
 ) -> None:
@@ -206,11 +204,11 @@ def compile_module(
 
     Choices are taken as they are: none are read.
     """
-    ready_to_compile(target, progress)
-    done = WorkDone(f"compiling {name} for {target}", progress)
-    progress(f"compiling {name} for {target}")
+    ready_to_compile(target)
+    done = WorkDone(f"compiling {name} for {target}")
+    _log.info(f"compiling {name} for {target}")
     if relay_kernels().key == OWN:
-        progress(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
+        _log.info(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
     wanted, used = tvm.target.Target(target, host) if host else target, target
     try:
         mod = as_compiled(mod, params)
@@ -223,7 +221,7 @@ def compile_module(
             plain = plain_target(target)
             if plain == target:
                 raise
-            progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
+            _log.info(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
             factory = fast_build(mod, tvm.target.Target(plain, host), params, choices, in_place=True)
             used = plain
     except Exception as error:  # TVM's passes raise whatever their author had at hand

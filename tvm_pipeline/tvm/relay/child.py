@@ -67,7 +67,6 @@ def compile_in_child(
     model: Model,
     target: str,
     library: Path,
-    progress: Callable[[str], None],
     host: str = "",
     choices: Choices | None = None,
 ) -> set[str]:
@@ -78,14 +77,14 @@ def compile_in_child(
     """
     level, chosen = logging.getLogger().getEffectiveLevel(), tuple((choices or {}).items())
     order = Order(model, target, str(library.absolute()), level, host, chosen)
-    outcome = _run(order, progress)
+    outcome = _run(order)
     if isinstance(outcome, set):
         return outcome
     child, stage, operator = outcome
     if stage == CODE and child.status != -SIGKILL:  # which no operator does
         for file in library.iterdir():
             file.unlink()
-        again = _run(msgspec.structs.replace(order, one_by_one=True), lambda _: None)
+        again = _run(msgspec.structs.replace(order, one_by_one=True))
         operator = "" if isinstance(again, set) else again[2]
     where = f" in operator {operator}" if operator else ""
     said = f" ({last_words(child)})" if last_words(child) else ""
@@ -101,7 +100,7 @@ def _advice(status: int | None) -> str:
     return "give the device a target with fewer features (llvm -mcpu=x86-64-v3, or -mattr=-FEATURE), and report this"
 
 
-def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Child, str, str]:
+def _run(order: Order) -> set[str] | tuple[Child, str, str]:
     """Run a child; return the model's dtypes, or how it died, at which stage and operator; raise what it raised."""
     doing, done = ("starting", ""), set[str]()
 
@@ -109,7 +108,7 @@ def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Chil
         nonlocal doing, done
         doing, done = report.doing if report.doing[0] else doing, set(report.done)
 
-    child = run_child(f"{__name__}:serve", order, Report, heard, progress)
+    child = run_child(f"{__name__}:serve", order, Report, heard)
     if done and child.status == 0:
         sys.stderr.write(child.words)
         return done
@@ -128,7 +127,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
         from tvm_pipeline.tvm.relay.importer import import_model
 
         report(doing=("importing the model", ""))
-        mod, params = import_model(order.model, lambda line: report(progress=line))
+        mod, params = import_model(order.model)
         report(doing=("preparing the operators", ""))
         with _told(report, order.one_by_one):
             compile_module(
@@ -137,7 +136,6 @@ def serve(told: bytes, channel: socket.socket) -> None:
                 params,
                 order.target,
                 Path(order.library),
-                lambda line: report(progress=line),
                 order.host,
                 choices_of(order.choices),
             )

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,18 +22,17 @@ from tvm_pipeline.errors import RunError
 from tvm_pipeline.processes import Child, send
 
 _ENDING_S = 60.0  # that a child has for ending after it has hung up
+_stopped: ContextVar[threading.Event | None] = ContextVar("_stopped", default=None)
 
 
 class ChildReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a child tells; fields that are empty are not meant.
 
     Attributes:
-        progress: what is said to the user.
         log: logger, level and message of a record.
         error: the type and the message of the error that ended it.
     """
 
-    progress: str = ""
     log: tuple[str, int, str] = ("", 0, "")
     error: tuple[str, str] = ("", "")
 
@@ -43,7 +45,6 @@ def run_child(
     order: msgspec.Struct,
     kind: type[AnyReport],
     heard: Callable[[AnyReport], float | None],
-    progress: Callable[[str], None],
 ) -> Child:
     """Run a function, as `Child` names it, in a child until it ends; return the child.
 
@@ -55,7 +56,8 @@ def run_child(
     Raises:
         PipelineError: the child reported it as the last thing.
         TimeoutError: a report did not come in time, and the child was killed.
-        RunError: it cannot be started; or it was killed and does not go, because a driver holds it.
+        RunError: it cannot be started; its result is not needed any more (`raise_if_stopped`); or it was killed and
+            does not go, because a driver holds it.
     """
     try:
         child = Child(function, msgspec.msgpack.encode(order), keeps_words=True)
@@ -67,9 +69,8 @@ def run_child(
     report, limit_s = kind(), None
     try:
         while message := child.receive(None if limit_s is None else time.monotonic() + limit_s)[0]:
+            raise_if_stopped()
             report = msgspec.json.decode(message, type=kind)
-            if report.progress:
-                progress(report.progress)
             if report.log[0]:
                 logging.getLogger(report.log[0]).log(report.log[1], "%s", report.log[2])
             limit_s = heard(report)
@@ -83,6 +84,32 @@ def run_child(
     if report.error[0]:
         raise getattr(errors, report.error[0], RunError)(report.error[1])
     return child
+
+
+@contextlib.contextmanager
+def stoppable_pool(workers: int) -> Iterator[Callable[..., Future[Any]]]:
+    """Yield the function that submits work to threads, which has the context of the caller.
+
+    When the block ends, be it by Ctrl-C, work that still runs ends at its next `raise_if_stopped`.
+    """
+    stopped = threading.Event()
+
+    def submit(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
+        context = copy_context()
+        context.run(_stopped.set, stopped)
+        return pool.submit(context.run, function, *arguments, **options)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            yield submit
+        finally:
+            stopped.set()  # the pool waits for its threads
+
+
+def raise_if_stopped() -> None:
+    """Raise RunError in a thread of a `stoppable_pool` whose block has ended."""
+    if (stopped := _stopped.get()) and stopped.is_set():
+        raise RunError("it was stopped, since its result is not needed any more")
 
 
 def last_words(child: Child) -> str:

@@ -6,6 +6,7 @@ Next: `build.py`, which compiles, and `slicing.py`, which cuts.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -38,6 +39,8 @@ from tvm_pipeline.tvm.relay.several_targets import build_libraries
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, as_graph
 from tvm_pipeline.tvm.slice_plan import SlicePlan
 from tvm_pipeline.tvm.tvm_errors import reason
+
+_log = logging.getLogger(__name__)
 
 
 class RelayModel(TvmModel[Library]):
@@ -93,14 +96,14 @@ class RelayModel(TvmModel[Library]):
             params = self._on_device.setdefault(target, made)
         return params
 
-    def prepare(self, target: str, progress: Callable[[str], None]) -> None:
+    def prepare(self, target: str) -> None:
         """Run once what a device computes, where its driver compiles kernels when they first run; keep its programs.
 
         `compile` does this for one target. Of several, `agreement.py` first finds what each of them computes.
         """
         if not has_own_memory(target) or compiler_target(target) in self.elsewhere:
             return
-        progress(f"preparing {self.graph.name} on {target}")
+        _log.info(f"preparing {self.graph.name} on {target}")
         library, device = self.libraries[compiler_target(target)], Device("", target=target)
         self._on(target, library)
         if kind_of(target) != "opencl" or target in self._with_programs or library.folder is None:
@@ -172,7 +175,6 @@ class RelayModel(TvmModel[Library]):
         model: Model,
         targets: Sequence[str],
         bind: Bind,
-        progress: Callable[[str], None],
         order: Order = "listed",
         host: str = "",
         choices: Choices | None = None,
@@ -196,12 +198,12 @@ class RelayModel(TvmModel[Library]):
             )
             for target in dict.fromkeys(map(compiler_target, targets))
         }
-        libraries = build_libraries(model, wanted, progress, host, elsewhere)
+        libraries = build_libraries(model, wanted, host, elsewhere)
         compiled = cls(model.name, libraries, bind, order)
         compiled.elsewhere = elsewhere
         if len(libraries) == 1:
             for target in targets:
-                compiled.prepare(target, progress)
+                compiled.prepare(target)
         return compiled
 
 

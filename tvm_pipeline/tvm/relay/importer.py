@@ -31,7 +31,7 @@ _NODES = 0.7  # the share of an import of ONNX in which nodes are converted
 _log = logging.getLogger(__name__)
 
 
-def import_model(model: Model, progress: Callable[[str], None] = lambda _: None) -> tuple[tvm.IRModule, Params]:
+def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     """Return the model as a type-checked Relay module and its parameters.
 
     `progress` hears which share of an ONNX file is done.
@@ -43,7 +43,7 @@ def import_model(model: Model, progress: Callable[[str], None] = lambda _: None)
         more = [f"and {len(model.obstacles) - 3} kinds more"] if len(model.obstacles) > 3 else []
         raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join([*model.obstacles[:3], *more])}")
     importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
-        "onnx": partial(_from_onnx, progress=progress),
+        "onnx": partial(_from_onnx),
         "tflite": _from_tflite,
         "relay": _from_relay_text,
         "relay.json": _from_relay_json,
@@ -74,7 +74,7 @@ def _checked(model: Model, mod: tvm.IRModule, params: Params) -> tuple[tvm.IRMod
         raise ModelError(f"{model.name}: {error}") from error
 
 
-def _from_onnx(model: Model, progress: Callable[[str], None]) -> tuple[tvm.IRModule, Params]:
+def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
     """Import an ONNX file; where TVM refuses it, once more as onnxslim simplifies it, if that is installed."""
     import onnx
 
@@ -87,7 +87,7 @@ def _from_onnx(model: Model, progress: Callable[[str], None]) -> tuple[tvm.IRMod
     def imported(proto: Any) -> tuple[tvm.IRModule, Params]:
         for node in proto.graph.node:
             node.name = node.name or f"of {next(iter(node.output), '?')}"  # errors name it
-        done, count = WorkDone(f"importing {model.name}", progress), itertools.count(1)
+        done, count = WorkDone(f"importing {model.name}"), itertools.count(1)
 
         def converting(operator: str) -> None:
             deadline.check(operator)

@@ -6,7 +6,8 @@ bundles know it by its own content. Next: `rewrite_concat.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import tvm
@@ -16,6 +17,8 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.rewrite_concat import Concatenations
+
+_log = logging.getLogger(__name__)
 
 
 class RelayRewriting:
@@ -27,21 +30,21 @@ class RelayRewriting:
 
     refused: Mapping[str, str] = {}
 
-    def __init__(self, model: Model, progress: Callable[[str], None] = lambda _: None) -> None:
-        progress(f"importing {model.name}")
-        mod, params = import_model(model, progress)
+    def __init__(self, model: Model) -> None:
+        _log.info(f"importing {model.name}")
+        mod, params = import_model(model)
         if params:
             mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
         passes = (relay.transform.SimplifyInference(), FoldConstantFast(), relay.transform.InferType())
         with tvm.transform.PassContext(opt_level=3):
             mod = tvm.transform.Sequential(passes)(mod)
-        self._model, self._progress = model, progress
+        self._model = model
         self._concatenations = Concatenations(mod)
         self.names = self._concatenations.names
         self.is_quantized = any(name.startswith("qnn.") for name in relay.analysis.list_op_freqs(mod))
 
     def peak_bytes(self, chosen: Sequence[str]) -> int:
-        self._progress(f"least memory of {self._model.name} with {len(chosen)} of {len(self.names)} in parts")
+        _log.info(f"least memory of {self._model.name} with {len(chosen)} of {len(self.names)} in parts")
         return self._concatenations.peak_bytes(chosen)
 
     def rewritten(self, chosen: Sequence[str]) -> Model:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping
 
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.tvm.kernel_sets import Choices
 from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.child_process import stoppable_pool
 from tvm_pipeline.tvm.relay.library import Library
 
 WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a child to start
@@ -19,7 +17,6 @@ WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a 
 def build_libraries(
     model: Model,
     choices: Mapping[str, Choices],
-    progress: Callable[[str], None],
     host: str = "",
     elsewhere: Collection[str] = (),
 ) -> list[Library]:
@@ -34,25 +31,15 @@ def build_libraries(
 
     Raises what `build_library` raises, and ends the other children.
     """
-    stopped = threading.Event()
-
-    def tell(line: str) -> None:
-        if stopped.is_set():
-            raise PipelineError(f"compiling {model.name} was stopped")
-        progress(line)
-
     apart = len(choices) > 1 and len(model.content) + len(model.params) >= WORTH_A_CHILD
     if not apart:
         return [
-            build_library(model, target, progress, host, chosen, elsewhere=target in elsewhere)
+            build_library(model, target, host, chosen, elsewhere=target in elsewhere)
             for target, chosen in choices.items()
         ]
-    with ThreadPoolExecutor(min(len(choices), len(os.sched_getaffinity(0)))) as pool:
-        try:
-            made = [
-                pool.submit(build_library, model, target, tell, host, chosen, apart=True, elsewhere=target in elsewhere)
-                for target, chosen in choices.items()
-            ]
-            return [future.result() for future in made]
-        finally:
-            stopped.set()  # the user may have stopped it, and the pool waits for its threads
+    with stoppable_pool(min(len(choices), len(os.sched_getaffinity(0)))) as submit:
+        made = [
+            submit(build_library, model, target, host, chosen, apart=True, elsewhere=target in elsewhere)
+            for target, chosen in choices.items()
+        ]
+        return [future.result() for future in made]

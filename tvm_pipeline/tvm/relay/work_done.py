@@ -6,12 +6,14 @@ of the time that is over when one begins differs little between networks.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import relay
+
+_log = logging.getLogger(__name__)
 
 # The share that is over when a pass begins: medians of the CPU time of squeezenet, mobilenet and resnet-18.
 _BEGINS = {
@@ -31,11 +33,10 @@ class WorkDone:
 
     Args:
         line: what is being done.
-        tell: hears `line: 43 %, about 12 s left` whenever another per cent is done.
     """
 
-    def __init__(self, line: str, tell: Callable[[str], None]) -> None:
-        self._line, self._tell = line, tell
+    def __init__(self, line: str) -> None:
+        self._line = line
         self._began_s = time.monotonic()
         self._percent = 0
 
@@ -47,7 +48,7 @@ class WorkDone:
         self._percent = percent
         rest_s = (time.monotonic() - self._began_s) * (1 / share - 1)
         left = f"{rest_s:.0f} s" if rest_s < 100 else f"{rest_s / 60:.0f} min"
-        self._tell(f"{self._line}: {percent} %, about {left} left")
+        _log.info(f"{self._line}: {percent} %, about {left} left")
 
 
 @tvm.instrument.pass_instrument

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -70,7 +70,6 @@ def tune_in_child(
     host: str,
     seconds: float,
     known_as: str,
-    progress: Callable[[str], None],
     only: tuple[DeviceWorkload, ...] | None = None,
 ) -> TuningReport:
     """Tune a model on a GPU, whatever its candidates do; see `device_tuner.tune_device`.
@@ -87,7 +86,7 @@ def tune_in_child(
         level = logging.getLogger().getEffectiveLevel()
         left = max(1e-3, deadline - time.monotonic()) if failed else seconds
         order = Order(model, device, host, left, known_as, level, only, failed, begun)
-        ended = _run(order, progress)
+        ended = _run(order)
         if isinstance(ended, TuningReport):
             return ended
         tried, begun, how = ended
@@ -104,7 +103,7 @@ def tune_in_child(
     )
 
 
-def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[Tried, int, str]:
+def _run(order: Order) -> TuningReport | tuple[Tried, int, str]:
     """Run a child; return its report, or what it tried last, `begun` and how it ended; raise what it raised."""
     tried: Tried = ()
     begun = order.begun
@@ -119,7 +118,7 @@ def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[
         return limit_s or None
 
     try:
-        child = run_child(f"{__name__}:serve", order, Report, heard, progress)
+        child = run_child(f"{__name__}:serve", order, Report, heard)
         how = f"it {child.how()} ({last_words(child)})"
     except TimeoutError:
         how = f"it did not answer in {limit_s:g} s"
@@ -151,7 +150,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
             def trying(candidates: Sequence[tuple[DeviceWorkload, DeviceChoice]], limit_s: float | None) -> None:
                 report(trying=tuple(candidates), limit_s=limit_s or 0.0)
 
-            ready_to_run(kind_of(target), lambda line: report(progress=line))
+            ready_to_run(kind_of(target))
             named = tvm.device(kind_of(target), index_of(target)).device_name
             if kind_of(target) == "opencl" and named != order.known_as:
                 raise PlatformError(
@@ -168,7 +167,6 @@ def serve(told: bytes, channel: socket.socket) -> None:
                 order.host,
                 order.seconds,
                 begun,
-                lambda line: report(progress=line),
                 trying,
                 order.only,
             )

@@ -62,7 +62,6 @@ RACED = 0.2  # of the budget, which the comparison may take
 
 _log = logging.getLogger(__name__)
 
-Tell = Callable[[str], None]
 # Takes what is being tried, and the seconds within which something is said again; None where that may take any time.
 Trying = Callable[[Sequence["tuple[DeviceWorkload, DeviceChoice]"], "float | None"], None]
 COMPILE_S, CANDIDATE_S, PASS_S = 60.0, 30.0, 300.0  # that a batch, a candidate and a pass may take
@@ -74,7 +73,6 @@ def tune_device(
     host: str,
     seconds: float,
     begun: int,
-    tell: Tell,
     trying: Trying,
     only: Collection[DeviceWorkload] | None = None,
 ) -> TuningReport:
@@ -92,10 +90,10 @@ def tune_device(
         PipelineError: a record cannot be written.
     """
     target = device.target
-    default = build_library(model, compiler_target(target), tell, host, choices={})
+    default = build_library(model, compiler_target(target), host, choices={})
     begin = time.monotonic()
     workloads: set[DeviceWorkload] = {str(workload) for workload in default.tuning.workloads.values()}
-    search = _DeviceSearch(model, device, host, begin + seconds, tell, trying)
+    search = _DeviceSearch(model, device, host, begin + seconds, trying)
     search.remember(workloads, read_device_records(target))
     wanted = {workload for workload, state in search.states.items() if state.stale < PATIENCE * GENERATION}
     if only is not None:
@@ -184,8 +182,8 @@ class _DeviceSearch:
         stopped: why the search ended.
     """
 
-    def __init__(self, model: Model, device: Device, host: str, deadline: float, tell: Tell, trying: Trying) -> None:
-        self.network, self.device, self.host, self.tell, self.trying = model, device, host, tell, trying
+    def __init__(self, model: Model, device: Device, host: str, deadline: float, trying: Trying) -> None:
+        self.network, self.device, self.host, self.trying = model, device, host, trying
         self.states: dict[DeviceWorkload, _State] = {}
         self.candidates = 0
         self.stopped = ""
@@ -203,7 +201,7 @@ class _DeviceSearch:
     def run(self, default: Library, wanted: set[DeviceWorkload]) -> None:
         """Search these workloads of the model, generation by generation, where most time is spent."""
         begin = time.monotonic()
-        self.tell(f"looking for what to tune in {self.network.name}")
+        _log.info(f"looking for what to tune in {self.network.name}")
         tasks = {task.workload: task for task in self._tasks()}
         compile_s = 4 * (time.monotonic() - begin)  # about what relay.build takes for the comparison
         pass_s = self._time_default(default)
@@ -215,7 +213,7 @@ class _DeviceSearch:
             workload = max(waiting, key=lambda workload: self.states[workload].promise_s)
             state = self.states[workload]
             left_s = max(0.0, self._deadline - time.monotonic()) + compile_s + race_s
-            self.tell(
+            _log.info(
                 f"tuning {self.network.name}: {len(self.states) - len(waiting)} of {len(self.states)} kernels done, "
                 f"{self.candidates} candidates; at most {left_s:.0f} s left"
             )
@@ -383,10 +381,8 @@ def _proven(
     before = proven_choices(read_device_records(target))
 
     def raced(choices: dict[DeviceWorkload, DeviceChoice]) -> tuple[Times, Times]:
-        tuned = build_library(
-            search.network, compiler_target(target), search.tell, search.host, choices={**before, **choices}
-        )
-        search.tell(f"comparing {search.network.name} with and without {len(choices)} tuned kernels")
+        tuned = build_library(search.network, compiler_target(target), search.host, choices={**before, **choices})
+        _log.info(f"comparing {search.network.name} with and without {len(choices)} tuned kernels")
         search.trying((), PASS_S)
         runner = DeviceRunner(search.network.name, default, search.device)
         runner.run()

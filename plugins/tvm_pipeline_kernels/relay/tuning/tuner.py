@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm_pipeline import Model
 from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline.tvm.relay.build import as_compiled, build_library
+from tvm_pipeline.tvm.relay.child_process import raise_if_stopped
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.tvm_errors import reason
@@ -51,18 +52,17 @@ WARM_RUNS = 20  # of the kernel that tells the core's peak
 MOST_SAVED = 4  # of the multiply-accumulates of a convolution by Winograd's algorithm
 WORTHWHILE = 0.01  # of the seconds of all convolutions: less is not searched for
 
-Tell = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
-def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | None = None) -> TuningReport:
+def tune(model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
     """Tune a model on the core that the thread is bound to; see `TuningReport` and `Backend.tune`.
 
     Raises:
         ModelError: TVM cannot import or compile the model.
         PipelineError: a record cannot be written.
     """
-    default = build_library(model, target, tell, choices={})
+    default = build_library(model, target, choices={})
     begin = time.monotonic()
     workloads: set[Any] = set(default.tuning.workloads.values())
     known = (record for record in read_records(target) if record.winograd == model.winograd)
@@ -70,7 +70,7 @@ def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | N
     proven = best_of(record for record in records if record.proven)
     found = {workload: record for workload, record in best_of(records).items() if workload not in proven}
     wanted = workloads - proven.keys() - found.keys()
-    search = _Search(model, target, begin + seconds, tell)
+    search = _Search(model, target, begin + seconds)
     if wanted and seconds > 0:
         search.run(wanted, guide or _everything(wanted))
         found.update(search.found)
@@ -80,7 +80,7 @@ def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | N
         search.stopped = "all of it was measured before"
     else:
         search.stopped = "the model has no convolution of float32 that a schedule of ours computes"
-    times = _proven(model, default, found, tell) if found and seconds > 0 else None
+    times = _proven(model, default, found) if found and seconds > 0 else None
     return TuningReport(
         model.name,
         target,
@@ -103,11 +103,11 @@ class _Search:
         stopped: why the search ended.
     """
 
-    def __init__(self, model: Model, target: str, deadline: float, tell: Tell) -> None:
+    def __init__(self, model: Model, target: str, deadline: float) -> None:
         self.found: dict[Workload, Record] = {}
         self.candidates = 0
         self.stopped = ""
-        self._model, self._target, self._deadline, self._tell = model, target, deadline, tell
+        self._model, self._target, self._deadline = model, target, deadline
         self._parsed = tvm.target.Target(target)
         self._watch = Stopwatch()
         self._defaults: dict[Workload, Candidate] = {}
@@ -115,7 +115,8 @@ class _Search:
     def run(self, wanted: Set[Workload], guide: Guide) -> None:
         """Search those of the wanted workloads that the guide asks for."""
         begin = time.monotonic()
-        self._tell(f"looking for what to tune in {self._model.name}")
+        raise_if_stopped()
+        _log.info(f"looking for what to tune in {self._model.name}")
         mod, params = import_model(self._model)
         tasks = tasks_of(optimized(as_compiled(mod, params), self._parsed, params))
         self._defaults = {task.workload: self._candidates(task)[0] for task in tasks}
@@ -147,7 +148,8 @@ class _Search:
             if now + kernels * self._kernel_s > self._last_start:
                 self.stopped = "the time was over"
                 return True
-            self._tell(
+            raise_if_stopped()
+            _log.info(
                 f"tuning {self._model.name}: {len(self.found)} convolutions searched, {len(waiting) + 1} to go; "
                 f"at most {max(0.0, self._deadline - now):.0f} s left"
             )
@@ -250,7 +252,7 @@ def _speed(task: Task[Workload], seconds: float) -> float:
     return task.macs * task.calls / seconds
 
 
-def _proven(model: Model, default: Library, found: Mapping[Workload, Record], tell: Tell) -> tuple[Times, Times] | None:
+def _proven(model: Model, default: Library, found: Mapping[Workload, Record]) -> tuple[Times, Times] | None:
     """Race what was found against the static rule, and record as proven what wins.
 
     Returns:
@@ -262,8 +264,9 @@ def _proven(model: Model, default: Library, found: Mapping[Workload, Record], te
     before = recorded_choices(target, winograd=model.winograd)
 
     def raced(choices: Choices) -> tuple[Times, Times]:
-        tuned = build_library(model, target, tell, choices={**before, **choices})
-        tell(f"comparing {model.name} with and without {len(choices)} tuned convolutions")
+        tuned = build_library(model, target, choices={**before, **choices})
+        raise_if_stopped()
+        _log.info(f"comparing {model.name} with and without {len(choices)} tuned convolutions")
         return race(model.name, default, tuned)
 
     tried = {workload: record.choice for workload, record in found.items() if record.choice != rule[workload]}
