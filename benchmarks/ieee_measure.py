@@ -15,7 +15,6 @@ from itertools import combinations
 from typing import Any
 
 from networks import load_lively
-from tvm_pipeline.planning.every_cut import every_cut
 
 from tvm_pipeline import Platform, Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import Backend, CompiledModel
@@ -28,6 +27,7 @@ from tvm_pipeline.profiling.links import measure_link
 from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.workflow.power_meter import opened_meter, with_joules
+from tvm_pipeline_papers.every_cut import every_cut
 from tvm_pipeline_papers.measured_cuts import MeasuredCut, measured_cuts
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ import numpy as np
 from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
-from tvm_pipeline.tvm.winograd import TOLERANCE, Winograd
 
 from tvm_pipeline import Device
 from tvm_pipeline.backends.contract import Array
