@@ -39,6 +39,7 @@ from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, Stopwatch, c
 from tvm_pipeline_kernels.relay.tuning.race import race
 from tvm_pipeline_kernels.relay.tuning.tasks import Task, optimized, tasks_of
 from tvm_pipeline_kernels.relay.tuning.tuner import tune
+from tvm_pipeline_kernels.winograd import TOLERANCE, Winograd
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
