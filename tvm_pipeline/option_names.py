@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tvm_pipeline.errors import OptionError
 
-# Fields whose long option has another name. The others below differ in their dashes alone.
+# Fields whose long option has another name.
 OTHER_NAMES = {
     "max_latency_s": "max-latency",
     "memory_ordered": "memory-order",
@@ -25,66 +25,31 @@ OTHER_NAMES = {
     "verify_s": "verify",
     "watchdog_s": "watchdog",
 }
-SAME_NAMES = frozenset(
-    [
-        "adapt",
-        "allow_others",
-        "allow_power_modes",
-        "carry",
-        "children_together",
-        "classes",
-        "config",
-        "control",
-        "decoder",
-        "events",
-        "folder",
-        "fresh",
-        "hardware_decoding",
-        "input_shapes",
-        "input_values",
-        "isolate",
-        "json",
-        "labels",
-        "limit",
-        "listen",
-        "max_latency",
-        "memory_order",
-        "memory_rewrite",
-        "min_throughput",
-        "objective",
-        "output",
-        "plan",
-        "platform",
-        "policy",
-        "power",
-        "power_sensor",
-        "power_modes",
-        "preprocessing",
-        "profile",
-        "rate",
-        "remote",
-        "results",
-        "segment",
-        "scheduler",
-        "seconds",
-        "source",
-        "stages",
-        "stages_to_measure",
-        "stall",
-        "status",
-        "supervise",
-        "tag",
-        "threshold",
-        "time_limit",
-        "token",
-        "unhealthy_after",
-        "verify",
-        "wait",
-        "watch",
-        "watchdog",
-        "winograd",
-    ]
-)
+# Fields whose long option differs in its dashes alone. The settings of `run` join them, see `Settings` of the plug-in.
+SAME_NAMES = {
+    *("allow_others", "allow_power_modes", "carry", "children_together", "classes", "decoder", "folder", "json"),
+    *("input_shapes", "input_values", "labels", "listen", "max_latency", "memory_order", "memory_rewrite"),
+    *("min_throughput", "objective", "output", "plan", "platform", "power", "power_modes", "power_sensor", "profile"),
+    *("preprocessing", "rate", "remote", "results", "scheduler", "seconds", "source", "stages", "stages_to_measure"),
+    *("threshold", "time_limit", "token", "verify", "watch", "watchdog", "winograd"),
+}
+# What the help of several commands says.
+HELP = {
+    "classes": "What is listed alone, as labels or numbers: person,car.",
+    "decoder": "What reads the outputs: classification, yolo, ssd, centernet, mediapipe, picodet, segmentation, text, "
+    "keypoints, or one of their forms (docs/decoders.md); a function of your own as file.py:function; none. Without it "
+    "one is recognised, if the outputs and the file's metadata tell.",
+    "input_shapes": 'Shapes of inputs that the file leaves open: "data:[1,3,224,224]".',
+    "json": "Print one JSON object on standard output, and nothing else there.",
+    "labels": "Names of the classes: a file with one a line, or coco; without it, those of the model's file.",
+    "max_latency": "Seconds a frame may take, for throughput.",
+    "min_throughput": "Frames a second to keep, for latency or energy.",
+    "power_sensor": "What measures joules: the name of a sensor, as `devices` lists them, or the file of a meter's "
+    "log; none: nothing does. Without it, the best sensor of the machine.",
+    "preprocessing": "How a picture becomes the input: a TOML file, or a preset: imagenet, yolo, raw and others "
+    "(docs/decoders.md).",
+    "threshold": "The least score of what a decoder of the box lists; without it, that of its family.",
+}
 
 _QUOTED = re.compile(r"`([a-z_]+)`")
 

@@ -21,9 +21,8 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
-from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
+from tvm_pipeline.documents import TomlFile, nearest
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.files import read_bytes
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.presets import FOR_INTEGERS, PRESETS
 
@@ -110,7 +109,8 @@ class Preprocessing:
             "quantization": self.quantization is None or (self.quantization[0] > 0 and self.dtype != "float32"),
         }
         for key in (key for key, is_right in right.items() if not is_right):
-            raise OptionError(f"preprocessing: {key} = {getattr(self, key)!r}; it must be {_ALLOWED[key]}")
+            what = f"preprocessing: {key} = {getattr(self, key)!r}; it must be {_ALLOWED[key]}"
+            raise OptionError(what, option=key)
 
     @property
     def channels(self) -> int:
@@ -120,11 +120,13 @@ class Preprocessing:
     def from_toml(cls, path: Path | str, defaults: Preprocessing | None = None) -> Preprocessing:
         """Read a TOML file of the fields above; missing fields come from `defaults` (`default_for`).
 
-        Raises OptionError naming the file, the key and what is allowed.
+        Raises OptionError naming the file, the line, the key and what is allowed.
         """
-        content = read_bytes(path, OptionError, MOST_TOML_BYTES)
-        with blamed(path, OptionError, 'a line looks like fit = "letterbox"'):
-            return cls.from_dict(read_toml(content), defaults)
+        file = TomlFile(path, OptionError, 'a line looks like fit = "letterbox"')
+        try:
+            return cls.from_dict(file.tables, defaults)
+        except OptionError as error:
+            raise file.mistake(str(error), *([error.option] if error.option else [])) from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], defaults: Preprocessing | None = None) -> Preprocessing:
@@ -143,11 +145,12 @@ class Preprocessing:
             if key == "preset":
                 continue
             if key not in types:
-                raise OptionError(f"preprocessing: there is no key {key!r}; the keys are {', '.join(types)}")
+                raise OptionError(f"preprocessing: there is no key {key}; {nearest(key, types)}", option=key)
             try:
                 checked[key] = msgspec.convert(value, types[key])
             except msgspec.ValidationError as error:
-                raise OptionError(f"preprocessing: {key} = {value!r}; it must be {_ALLOWED[key]}") from error
+                what = f"preprocessing: {key} = {value!r}; it must be {_ALLOWED[key]}"
+                raise OptionError(what, option=key) from error
         return replace(base, **checked)
 
     def with_preset(self, name: str) -> Preprocessing:
@@ -160,7 +163,8 @@ class Preprocessing:
             'letterbox'
         """
         if name not in PRESETS:
-            raise OptionError(f"preprocessing: there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+            what = f"preprocessing: there is no preset {name!r}; the presets are {', '.join(PRESETS)}"
+            raise OptionError(what, option="preset")
         fields = dict(PRESETS[name].fields)
         if self.dtype != "float32" and self.quantization is None:
             fields = {key: value for key, value in fields.items() if key in FOR_INTEGERS}

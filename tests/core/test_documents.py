@@ -11,7 +11,7 @@ from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import read_plan
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.profile import read_profile
-from tvm_pipeline.documents import DEEPEST, MOST_TOML_BYTES, blamed, read_toml
+from tvm_pipeline.documents import DEEPEST, MOST_TOML_BYTES, TomlFile, blamed, read_toml
 from tvm_pipeline.errors import BundleError, GraphError, PipelineError, PlatformError
 
 HOSTILE_TOML = {
@@ -65,7 +65,7 @@ def test_every_reader_names_the_file_and_nothing_of_python(name: str, content: b
     with pytest.raises(PipelineError) as raised:
         READERS[name](path)
     said = str(raised.value)
-    assert said.startswith(f"{path}: ")
+    assert said.startswith((f"{path}: ", f"{path}, line "))
     assert not any(word in said for word in ("Error", "Exception", "Traceback", "codec"))
     assert len(said) < 600
 
@@ -134,3 +134,48 @@ def test_types_that_are_no_numbers_are_refused(dtype: str, tmp_path: Path) -> No
     path.write_text(f'{{"name": "net", "inputs": [{tensor}], "operators": [], "outputs": []}}')
     with pytest.raises(GraphError, match=r"graph\.json: graph net: tensor x has dtype"):
         read_graph(path)
+
+
+NESTED = """
+[[host]]
+name = "attic" # name = 3
+fps.faces = 2
+
+[[host]]
+"name" = "barn"
+models = [
+    "a = b",
+]
+[host.fps]
+plates = 3
+
+[[host.kind]]
+factor = 1
+[[host.kind]]
+factor = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (("host", 0, "name"), "3: host attic: "),
+        (("host", 0, "fps", "faces"), "4: host attic, fps: "),
+        (("host", 1), "6: host barn: "),
+        (("host", 1, "models", 0), "8: host barn: "),
+        (("host", 1, "fps", "plates"), "12: host barn, fps: "),
+        (("host", 1, "kind", 1, "factor"), "17: host barn, kind number 2: "),
+        (("host", 1, "kind", 1, "missing"), "16: host barn, kind number 2: "),
+    ],
+)
+def test_a_mistake_in_a_nested_table_has_its_line(place: tuple[str | int, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "nested.toml").write_text(NESTED)
+    file = TomlFile(tmp_path / "nested.toml", PlatformError, "write it anew")
+    assert str(file.mistake("it is wrong", *place)) == f"{file.path}, line {said}it is wrong; write it anew"
+    assert isinstance(file.mistake("it is wrong"), PlatformError)
+
+
+@pytest.mark.parametrize("text", ["a" * 10**6, "[" + " " * 10**6, "a." * 500_000, "a" + " " * 10**6, '"' * 10**6])
+def test_lines_of_a_long_text_are_found_at_once(text: str, tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(f"prose = '''\n{text[:-100]}\n'''\nlast = 1\n")
+    assert TomlFile(tmp_path / "long.toml", PlatformError).where("last").endswith(", line 4")

@@ -53,7 +53,7 @@ def test_a_file_says_the_modes_and_is_written_again(tmp_path: Path) -> None:
         ('name = "a"\nnvpmodel = 1\noffline_cores = [1, 1]', "power mode a: offline_cores [1, 1]"),
         ('name = "a"\nclock_limits = { "../x" = 1 }', "'../x' is no clock"),
         ('name = "a"\nclock_limits = { cpu0 = 0 }', "the limit of cpu0 is 0"),
-        ('name = "a"\nnvpmodl = 1', "[[power_mode]] has no key nvpmodl"),
+        ('name = "a"\nnvpmodl = 1', "power_mode a: there is no key nvpmodl; did you mean nvpmodel?"),
         ('name = "5W"\nnvpmodel = 2', "two power modes are called 5W"),
     ],
 )

@@ -11,8 +11,8 @@ from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported,
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "addresses"),
-    ("files", "processes", "documents", "plugins", "option_names", "signals"),
-    ("solvers", "system_files"),
+    ("files", "processes", "plugins", "option_names", "signals"),
+    ("documents", "solvers", "system_files"),
     ("core",),
     ("memory", "power"),
     ("cost",),
@@ -53,7 +53,7 @@ INSIDE = {
 MOST_LINES = {
     "tvm_pipeline/backends": 2150,
     "tvm_pipeline/calibration": 1050,
-    "tvm_pipeline/cli": 2550,
+    "tvm_pipeline/cli": 2500,
     "tvm_pipeline/core": 3100,
     "tvm_pipeline/cost": 1850,
     "tvm_pipeline/frontends": 2350,
@@ -72,10 +72,10 @@ MOST_LINES = {
     "backends/tvm_pipeline_host": 500,
     "backends/tvm_pipeline_onnxruntime": 350,
     "plugins/tvm_pipeline_boards": 1550,
-    "plugins/tvm_pipeline_hosts": 11_200,
+    "plugins/tvm_pipeline_hosts": 11_100,
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_papers": 3300,
-    "plugins/tvm_pipeline_video": 11_000,
+    "plugins/tvm_pipeline_video": 10_900,
 }
 
 
@@ -85,7 +85,7 @@ UNPUBLISHED = {
     "tvm_pipeline_hosts": 33,
     "tvm_pipeline_kernels": 28,
     "tvm_pipeline_papers": 14,
-    "tvm_pipeline_video": 39,
+    "tvm_pipeline_video": 38,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,17 @@ def target_of(lanes: int) -> Any:
     if not found:
         pytest.skip(f"this machine has no vectors of {lanes} float32")
     return found[0]
+
+
+def module_of(build: Callable[..., Any], *shapes: Sequence[int]) -> tvm.IRModule:
+    """Return a function of float32 tensors as a module: `build(emit, *tensors)` gives its result."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{index}", relax.TensorType(shape, "float32")) for index, shape in enumerate(shapes)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder.emit, *inputs))
+        builder.emit_func_output(result)
+    return builder.finalize()
 
 
 def kernels(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Target) -> tvm.IRModule:

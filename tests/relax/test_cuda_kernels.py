@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tvm
 
-from tests.plugins.kernels.relax.test_gpu_schedules import module_of
+from tests.relax.fused import module_of
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices import cuda_toolkit
@@ -101,6 +101,7 @@ def test_a_machine_without_a_driver_says_what_to_do(without_device: dict[str, An
     assert "run it on the machine that has the GPU" in said
 
 
+@pytest.mark.needs("kernels")
 @pytest.mark.parametrize(("arch", "vectors"), [("sm_80", 0), ("sm_87", 1)])
 def test_the_source_has_all_kernels(arch: str, vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there without a driver, and an option of TVM's is left as it was.

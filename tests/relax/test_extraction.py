@@ -97,6 +97,7 @@ def test_what_only_moves_elements_is_no_operator() -> None:
     assert [operator.name for operator in extract(build, (1, 4, 2, 2), fuse=False).operators] == ["relu_0", "relu_1"]
 
 
+@pytest.mark.needs("kernels")
 @pytest.mark.parametrize(("processor", "columns"), [("x86-64-v4", 10), ("x86-64-v3", 16), ("x86-64-v2", 12)])
 def test_the_graph_is_the_same_before_and_behind_fusetir_and_the_schedules(processor: str, columns: int) -> None:
     """Only the names of parts are lost, and layouts: the same calls on as many bytes, with as much work.

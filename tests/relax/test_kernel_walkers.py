@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from onnx import helper
 
@@ -38,6 +39,7 @@ def flat(*arguments: Any, **inputs: tuple) -> FlatModule:
     return flat_module(kernel_passes.fused(simple(*arguments, **inputs), TARGET))
 
 
+@pytest.mark.needs("kernels")
 def test_a_convolution_and_what_follows_are_one_kernel() -> None:
     found = flat(
         [

@@ -85,6 +85,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return load_library(folder)
 
 
+@pytest.mark.needs("kernels")
 def test_what_kernels_may_overwrite(library: Library) -> None:
     found = [
         (" ".join(name for name, _ in kernel.operators), sorted(map(kernel.reads.index, library.overwrites(index))))

@@ -187,6 +187,7 @@ def test_a_result_that_is_read_inside_crosses_once() -> None:
     assert "layout_transform" not in called_there
 
 
+@pytest.mark.needs("kernels")
 def test_a_result_that_is_read_in_blocks_crosses_under_two_names() -> None:
     mod = ExtractOperatorGraph("net")(kernel_passes.fused(network(image=0), TARGET))
     names = [operator.name for operator in operator_graph(mod).operators]
@@ -222,7 +223,7 @@ def test_between_other_passes() -> None:
         PartitionPipeline(plan_of([names[:2], names[2:]])),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
-        kernel_passes.ScheduleKernels(kernel_passes.cores_of(TARGET)),
+        kernel_passes.ScheduleKernels(TARGET),
     ]
     made = tvm.transform.Sequential(passes)(mod)
     expected = PartitionPipeline(plan_of([names[:2], names[2:]]))(kernel_passes.kernels(mod, TARGET))

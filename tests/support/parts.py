@@ -66,6 +66,7 @@ def nvidia_file(name: str) -> Path | None:
 _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "tvm": (_module("tvm"), "pip install '.[relay]'"),
     "Relay": (_module("tvm.relay"), "pip install '.[relay]' in an environment without Relax"),
+    "kernels": (_module("tvm_pipeline_kernels"), "pip install ."),  # for layouts and rules that are the guest's
     "onnx": (_module("onnx"), "pip install '.[relay]'"),
     "onnxruntime": (_module("onnxruntime"), "pip install '.[onnxruntime]'"),
     "onnxslim": (_module("onnxslim"), "pip install '.[simplify]'"),

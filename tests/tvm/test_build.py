@@ -54,7 +54,7 @@ def onnx_model(nodes: list[onnx.NodeProto], *weights: onnx.TensorProto, shape: t
 def test_the_second_time_it_comes_from_the_cache(own_cache: Path, target: str) -> None:
     model, said = text_model("tanh(%x)"), log_lines("INFO")
     first = build_library(model, target)
-    assert [line for line in said if "%" not in line] == ["importing net", f"compiling net for {target}"]
+    assert [line for line in said if "%" not in line][:2] == ["importing net", f"compiling net for {target}"]
     said.clear()
     made = {file: file.stat().st_mtime_ns for file in own_cache.rglob("*") if file.is_file()}
     again = build_library(model, target)
@@ -70,7 +70,8 @@ def test_another_model_or_target_is_compiled(other: str, own_cache: Path, target
     build_library(text_model("tanh(%x)"), target)
     changed = text_model("exp(%x)") if other == "model" else text_model("tanh(%x)")
     build_library(changed, "llvm" if other == "target" else target)
-    assert sum("%" not in line for line in said) == 4, "imported and compiled twice"
+    assert sum(line.startswith("importing") for line in said) == 2, "imported and compiled twice"
+    assert sum(line.startswith("compiling") and "%" not in line for line in said) == 2
 
 
 def test_a_failure_leaves_nothing_in_the_cache(own_cache: Path) -> None:

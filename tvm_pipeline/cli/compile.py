@@ -12,11 +12,6 @@ import typer
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.cli.options import (
-    CLASSES_HELP,
-    DECODER_HELP,
-    LABELS_HELP,
-    PREPROCESSING_HELP,
-    THRESHOLD_HELP,
     JsonOption,
     MemoryRewriteOption,
     ObjectiveOption,
@@ -42,6 +37,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
@@ -72,7 +68,7 @@ def command(
     remote: RemoteOption = None,
     preprocessing: Annotated[
         str | None,
-        typer.Option(help=f"{PREPROCESSING_HELP} Without it, MODEL.toml where that exists."),
+        typer.Option(help=f"{HELP['preprocessing']} Without it, MODEL.toml where that exists."),
     ] = None,
     source: Annotated[
         str | None,
@@ -80,11 +76,11 @@ def command(
     ] = None,
     decoder: Annotated[
         str | None,
-        typer.Option(help=f"With --source. {DECODER_HELP}"),
+        typer.Option(help=f"With --source. {HELP['decoder']}"),
     ] = None,
-    labels: Annotated[str | None, typer.Option(help=f"With --source. {LABELS_HELP}")] = None,
-    threshold: Annotated[float | None, typer.Option(help=f"With --source. {THRESHOLD_HELP}")] = None,
-    classes: Annotated[str | None, typer.Option(help=f"With --source. {CLASSES_HELP}")] = None,
+    labels: Annotated[str | None, typer.Option(help=f"With --source. {HELP['labels']}")] = None,
+    threshold: Annotated[float | None, typer.Option(help=f"With --source. {HELP['threshold']}")] = None,
+    classes: Annotated[str | None, typer.Option(help=f"With --source. {HELP['classes']}")] = None,
     video: Annotated[
         str | None, typer.Option(help="With --source: the extension of the annotated video to write, such as .mp4.")
     ] = None,

@@ -13,6 +13,7 @@ from tvm_pipeline.core.problem import OBJECTIVES
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import check_distinct
 from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
+from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import BEST, MEASURED, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 
@@ -31,7 +32,7 @@ RemoteOption = Annotated[
 ]
 ShapesOption = Annotated[
     str | None,
-    typer.Option("--input-shapes", help='Shapes of inputs that the file leaves open: "data:[1,3,224,224]".'),
+    typer.Option("--input-shapes", help=HELP["input_shapes"]),
 ]
 ValuesOption = Annotated[
     str | None,
@@ -58,12 +59,8 @@ ObjectiveOption = Annotated[
         "communication by tensors, edge_communication by edges as Yin et al., SEC 2022, do.",
     ),
 ]
-MinThroughputOption = Annotated[
-    float | None, typer.Option("--min-throughput", help="Frames a second to keep, for latency or energy.")
-]
-MaxLatencyOption = Annotated[
-    float | None, typer.Option("--max-latency", help="Seconds a frame may take, for throughput.")
-]
+MinThroughputOption = Annotated[float | None, typer.Option("--min-throughput", help=HELP["min_throughput"])]
+MaxLatencyOption = Annotated[float | None, typer.Option("--max-latency", help=HELP["max_latency"])]
 StagesOption = Annotated[
     int | None, typer.Option("--stages", help="Exactly this number of stages; without it, the planner chooses.")
 ]
@@ -90,8 +87,7 @@ PowerSensorOption = Annotated[
     str,
     typer.Option(
         "--power-sensor",
-        help="What measures joules: the name of a sensor, as `devices` lists them, or the file of a meter's log; none: "
-        "nothing does. Without it, the best sensor of the machine.",
+        help=HELP["power_sensor"],
     ),
 ]
 WinogradOption = Annotated[
@@ -110,20 +106,7 @@ MemoryRewriteOption = Annotated[
         "--memory-order` does. The outputs are compared: floats may differ by rounding, integers must be equal.",
     ),
 ]
-DECODER_HELP = (
-    "What reads the outputs: classification, yolo, ssd, centernet, mediapipe, picodet, segmentation, text, keypoints, "
-    "or one of their forms (docs/decoders.md); a function of your own as file.py:function; none. Without it one is "
-    "recognised, if the outputs and the file's metadata tell."
-)
-LABELS_HELP = "Names of the classes: a file with one a line, or coco; without it, those of the model's file."
-THRESHOLD_HELP = "The least score of what a decoder of the box lists; without it, that of its family."
-CLASSES_HELP = "What is listed alone, as labels or numbers: person,car."
-PREPROCESSING_HELP = (
-    "How a picture becomes the input: a TOML file, or a preset: imagenet, yolo, raw and others (docs/decoders.md)."
-)
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help=HELP["json"])]
 
 
 def shapes_of(text: str | None) -> Shapes | None:

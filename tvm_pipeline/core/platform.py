@@ -38,11 +38,10 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.core.device_model import LONGEST_S, SLOWEST_PER_S, DeviceModel, KindFactor, per_unit
+from tvm_pipeline.core.device_model import LONGEST_S, SLOWEST_PER_S, DeviceModel, per_unit
 from tvm_pipeline.core.power_mode import PowerMode
-from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
+from tvm_pipeline.documents import TomlFile, blamed
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.files import read_bytes
 
 MOST_DEVICES = 1024
 MOST_SETS = 200  # of devices that share no cores
@@ -304,7 +303,13 @@ def _disjoint(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
     return tuple(found)
 
 
-class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
+_STAND_IN = (
+    "whether a device is here is found out on the machine; leave it out, since a backend may have a target that asks "
+    "for its stand-in"
+)
+
+
+class _PlatformFile(msgspec.Struct):
     name: str
     device: list[Device] = []
     link: list[Link] = []
@@ -323,36 +328,7 @@ def read_platform(path: Path | str) -> Platform:
         ...     print(read_platform(file.name).devices[0].cores)
         (0,)
     """
-    content = read_bytes(path, PlatformError, MOST_TOML_BYTES)
-    with blamed(path, PlatformError, "`tvm-pipeline devices -o FILE` writes one"):
-        tables = read_toml(content)
-        _forbid_unknown(tables)
-        file = msgspec.convert(tables, _PlatformFile)
+    remedy = "`tvm-pipeline devices -o FILE` writes one"
+    with blamed(path, PlatformError, remedy):
+        file = TomlFile(path, PlatformError, remedy).convert(_PlatformFile, {"stand_in": _STAND_IN})
         return Platform(file.name, tuple(file.device), tuple(file.link), file.idle_w, tuple(file.power_mode))
-
-
-_MODEL_KEYS = tuple(DeviceModel.__slots__)
-
-
-def _forbid_unknown(tables: dict[str, object]) -> None:
-    """Raise PlatformError for a key that is not known. msgspec would ignore it, and a misspelt key with it."""
-
-    def check(table: str, entry: object, known: tuple[str, ...]) -> None:
-        unknown = set(entry if isinstance(entry, dict) else ()) - set(known)
-        if unknown:
-            raise PlatformError(f"{table} has no key {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
-
-    for table, kind in (("device", Device), ("link", Link), ("power_mode", PowerMode)):
-        entries = tables.get(table)
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict) and "stand_in" in entry and kind is Device:
-                raise PlatformError(
-                    "[[device]] takes no stand_in: whether a device is here is found out on the machine. Leave it out; "
-                    "a backend may have a target that asks for its stand-in"
-                )
-            check(f"[[{table}]]", entry, tuple(key for key in kind.__slots__ if key != "stand_in"))
-            model = entry.get("model") if isinstance(entry, dict) else None
-            check("[device.model]", model, _MODEL_KEYS)
-            kinds = model.get("kind") if isinstance(model, dict) else None
-            for factor in kinds if isinstance(kinds, list) else ():
-                check("[[device.model.kind]]", factor, tuple(KindFactor.__slots__))

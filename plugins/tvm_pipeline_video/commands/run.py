@@ -1,8 +1,8 @@
 """`tvm-pipeline run`: run bundles and models on videos, cameras and streams.
 
-This file holds the options and the screen. Read next: service/settings.py (options that contradict each other),
-service/file.py (the same from a file), service/running.py (the run), service/supervisor.py (the run again, after a
-crash). Those need the libraries of the extra `video` and are imported when the command runs.
+Its options are the fields of service/settings.py. Read next: service/file.py (the same from a file),
+service/running.py (the run), service/supervisor.py (the run again, after a crash). These need the libraries of the
+extra `video` and are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from tvm_pipeline import PipelineError
-from tvm_pipeline.addresses import has_secret, without_secrets
-from tvm_pipeline.cli.options import (
-    CLASSES_HELP,
-    DECODER_HELP,
-    LABELS_HELP,
-    PREPROCESSING_HELP,
-    THRESHOLD_HELP,
-    JsonOption,
-    MaxLatencyOption,
-    MinThroughputOption,
-    PowerSensorOption,
-    ShapesOption,
-)
-from tvm_pipeline.cli.output import say, steps_to, warn
-from tvm_pipeline.runtime.adaptation import STRATEGIES
+from tvm_pipeline.addresses import without_secrets
+from tvm_pipeline.cli.output import say, steps_to, warn, with_options
 from tvm_pipeline_video.service.progress import WORKER, FrameCounts
+from tvm_pipeline_video.service.settings import Settings, is_secret
 
 if TYPE_CHECKING:
     from tvm_pipeline_video.service.file import SettingsReader
-    from tvm_pipeline_video.service.settings import Settings
 
 WORKING = (
     "import sys; entries = int(sys.argv[1]) + 2; sys.path[:] = sys.argv[2:entries]; "
@@ -43,36 +33,29 @@ WORKING = (
 )
 
 
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in place of its `**options`, an option for each field of `Settings`; a bundle is an argument."""
+    *own, _ = signature(command, eval_str=True).parameters.values()
+    kinds = get_type_hints(Settings)
+    vars(command)["__signature__"] = Signature([*own, *(_parameter(one, kinds[one.name]) for one in fields(Settings))])
+    return command
+
+
+def _parameter(setting: Field[Any], kind: Any) -> Parameter:
+    """Return what typer makes an option of. Its default is None where a list is not given, or nothing."""
+    about, default = setting.metadata, None if setting.default is MISSING else setting.default
+    if default is None:
+        kind = (kind if get_origin(kind) is list else get_args(kind)[0]) | None
+    names = [f"--{setting.name.replace('_', '-')}", *([f"-{about['letter']}"] if "letter" in about else [])]
+    help = with_options(about["help"])
+    option = typer.Option(*names, help=help, envvar=about.get("variable"))
+    given = typer.Argument(help=help) if setting.name == "bundle" else option
+    return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, given])
+
+
+@with_settings
 def command(
     ctx: typer.Context,
-    bundle: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Bundles of `compile`, or model files (.onnx, .tflite), which are compiled into the cache first. "
-            "Where there are several, each takes one --source, in their order."
-        ),
-    ] = None,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(help="File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480; several take turns."),
-    ] = None,
-    tag: Annotated[
-        list[str] | None,
-        typer.Option(help="A text for each source, which its lines carry as `tag`; as many as there are sources."),
-    ] = None,
-    wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait",
-            help="With --config: load the model, run one frame of noise, and wait for sources. They come and go with "
-            "`source`, `tag` and `policy` of the file on SIGHUP, while those that stay lose no frame; a source that "
-            "breaks or ends does not end the run.",
-        ),
-    ] = False,
-    status: Annotated[
-        Path | None,
-        typer.Option(help="With --wait: a JSON file with the sources and their counts, replaced when they change."),
-    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -80,135 +63,8 @@ def command(
             "SIGHUP it is read again: the frames inside come out, and the run goes on by the new settings."
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Annotated video to write; it plays while it is written.")
-    ] = None,
-    results: Annotated[
-        str | None,
-        typer.Option(
-            help="JSON lines to write, one for each frame, as they come; - is standard output. "
-            "With --config or --supervise they are appended to the file, which is replaced otherwise. "
-            "mqtt://user:password@host:port/topic (or mqtts) sends each to a broker, once and in order.",
-            envvar="TVM_PIPELINE_RESULTS",
-        ),
-    ] = None,
-    segment: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds of each source after which --output and --results go on in another file: out-0001.mp4, "
-            "out-0002.mp4 and so on. None that is there is overwritten."
-        ),
-    ] = None,
-    decoder: Annotated[
-        list[str] | None,
-        typer.Option(help=f"{DECODER_HELP} One, or one for each model."),
-    ] = None,
-    labels: Annotated[list[str] | None, typer.Option(help=f"{LABELS_HELP} One, or one for each model.")] = None,
-    threshold: Annotated[list[float] | None, typer.Option(help=f"{THRESHOLD_HELP} One, or one for each model.")] = None,
-    classes: Annotated[list[str] | None, typer.Option(help=f"{CLASSES_HELP} One list for each model.")] = None,
-    plan: Annotated[
-        list[Path] | None,
-        typer.Option("--plan", help="Run this plan instead of the bundle's own; one, or one for each model."),
-    ] = None,
-    preprocessing: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{PREPROCESSING_HELP} Without it, that of the bundle or MODEL.toml, else that of the model's "
-            "family or metadata, else what the shape of the input suggests; which of these it is gets said."
-        ),
-    ] = None,
-    input_shapes: ShapesOption = None,
-    limit: Annotated[int | None, typer.Option(help="Stop each model after this number of frames.")] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Read the sources ahead, open them again where they break, and drop frames by this rule: "
-            "block, latest, every=N, max-age=SECONDS, fps=N, or several with commas; one, or one for each source. "
-            "Without it, cameras and rtsp, rtmp and udp streams have latest, all others block."
-        ),
-    ] = None,
-    hardware_decoding: Annotated[
-        str,
-        typer.Option(
-            help="auto: video is decoded by the first device that `devices` lists for that, in software where there is "
-            "none; off: in software; or the kind of device, such as cuda or vaapi."
-        ),
-    ] = "auto",
-    stall: Annotated[
-        float, typer.Option(help="Seconds without a frame after which a source that is read ahead counts as broken.")
-    ] = 10.0,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Frames a second that the source gives: plan for the least latency that keeps up with them and 10 % "
-            "more. A file is then read at this rate. Without it, the rate of a camera or stream, if it says one."
-        ),
-    ] = None,
-    verify: Annotated[
-        float,
-        typer.Option(help="Seconds in which plans too close to tell apart by prediction run side by side; 0: none do."),
-    ] = 10.0,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="Measure and plan anew, also if that was done for this bundle, source and decoder before."
-        ),
-    ] = False,
-    adapt: Annotated[
-        str,
-        typer.Option(
-            help="replan: change to another plan where devices become slower or faster, without stopping; off: keep "
-            f"the plan. Installed: {', '.join(STRATEGIES)}."
-        ),
-    ] = "replan",
-    objective: Annotated[
-        str | None,
-        typer.Option(help="What to plan for: throughput, latency or energy; without it, that of the bundle."),
-    ] = None,
-    min_throughput: MinThroughputOption = None,
-    max_latency: MaxLatencyOption = None,
-    control: Annotated[
-        Path | None,
-        typer.Option(help="TOML with objective, min-throughput, max-latency: it is read whenever it changes."),
-    ] = None,
-    allow_power_modes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-power-modes",
-            help="Set the power mode that the plan is for, if it is for one, and put back at the end what was before; "
-            "this takes the rights of root. Without it, such a plan runs only where its mode is set.",
-        ),
-    ] = False,
-    isolate: Annotated[
-        bool, typer.Option("--isolate", help="Run each stage in a process of its own, whose crash costs no frame.")
-    ] = False,
-    watchdog: Annotated[float, typer.Option(help="Seconds at one frame after which a stage counts as failed.")] = 30.0,
-    events: Annotated[
-        Path | None, typer.Option(help="JSON lines to append: each change of plan and its reason.")
-    ] = None,
-    power_sensor: PowerSensorOption = "",
-    watch: Annotated[
-        str | None,
-        typer.Option(
-            help="PORT or ADDRESS:PORT: metrics, health, traces and a page; beyond loopback it needs --token. "
-            "A second model has the next port, and so on."
-        ),
-    ] = None,
-    unhealthy_after: Annotated[
-        float,
-        typer.Option("--unhealthy-after", help="With --watch: seconds without a result before /health says no."),
-    ] = 10.0,
-    token: Annotated[
-        str | None, typer.Option(help="With --watch: the token that a client must send.", envvar="TVM_PIPELINE_TOKEN")
-    ] = None,
-    supervise: Annotated[
-        bool,
-        typer.Option(
-            "--supervise", help="Start it again where it crashes, to go on where it was; after ever longer waits."
-        ),
-    ] = False,
-    json: JsonOption = False,
     worker: Annotated[Path | None, typer.Option(envvar=WORKER, hidden=True)] = None,
+    **options: Any,
 ) -> None:
     """Run bundles or models on live video, with a table of measured figures; Ctrl-C drains the pipeline and ends.
 
@@ -225,67 +81,20 @@ def command(
     A service: tvm-pipeline run --config service.toml --supervise
     """
     from tvm_pipeline_video.service.file import SettingsReader
-    from tvm_pipeline_video.service.settings import Settings
 
-    settings = Settings(
-        bundle=bundle or [],
-        source=source or [],
-        tag=tag or [],
-        wait=wait,
-        status=status,
-        output=output,
-        results=results,
-        segment=segment,
-        decoder=decoder or [],
-        labels=labels or [],
-        threshold=threshold or [],
-        classes=classes or [],
-        plan=plan or [],
-        preprocessing=preprocessing,
-        input_shapes=input_shapes,
-        limit=limit,
-        policy=policy or [],
-        hardware_decoding=hardware_decoding,
-        stall=stall,
-        rate=rate,
-        verify=verify,
-        fresh=fresh,
-        adapt=adapt,
-        objective=objective,
-        min_throughput=min_throughput,
-        max_latency=max_latency,
-        control=control,
-        allow_power_modes=allow_power_modes,
-        isolate=isolate,
-        watchdog=watchdog,
-        events=events,
-        power_sensor=power_sensor,
-        watch=watch,
-        unhealthy_after=unhealthy_after,
-        token=token,
-        supervise=supervise,
-        json=json,
-    )
-    is_secret = {
-        "source": any(map(has_secret, settings.source)),
-        "results": has_secret(settings.results or ""),
-        "token": bool(settings.token),
-    }
-    for option, is_one in is_secret.items():
-        origin = ctx.get_parameter_source(option)
-        if is_one and origin and origin.name == "COMMANDLINE" and worker is None:
+    settings = Settings(**{name: value for name, value in options.items() if value is not None})
+    sources = {name: ctx.get_parameter_source(name) for name in options}
+    origins = {name: source.name for name, source in sources.items() if source}
+    for name, origin in origins.items():
+        if origin == "COMMANDLINE" and is_secret(name, options[name]) and worker is None:
             warn(
-                f"every user of this machine can see the secret of --{option} in the list of processes; write it into "
-                "a file for --config that you alone can read"
+                f"every user of this machine can see the secret of `{name}` in the list of processes; write it into a "
+                "file for --config that you alone can read"
             )
     if config is None:
         _run(settings.check(), None, worker)
         return
-    given = {
-        name
-        for name in ctx.params
-        if (origin := ctx.get_parameter_source(name)) and origin.name in ("COMMANDLINE", "ENVIRONMENT")
-    }
+    given = {name for name, origin in origins.items() if origin in ("COMMANDLINE", "ENVIRONMENT")}
     reader = SettingsReader(config, settings, given)
     _run(reader.read(), reader, worker)
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 from tvm_pipeline import Problem
 from tvm_pipeline.core.problem import is_lexicographic
+from tvm_pipeline.documents import TomlFile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.replanning import timed
 from tvm_pipeline.workflow.steps import checked_objective
-from tvm_pipeline_video.service.file import Keys, read_keys
 from tvm_pipeline_video.service.settings import Settings
 
-KINDS = {"objective": str, "min-throughput": float, "max-latency": float}
+_Control = TypedDict("_Control", {"objective": str, "min-throughput": float, "max-latency": float}, total=False)
 
 
 def requested_problem(
@@ -48,8 +49,8 @@ class ControlFile:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
-    def changed_keys(self) -> Keys | None:
-        """Return its keys where it has changed; raise OptionError, once for each change, where it cannot be used."""
+    def changed(self) -> TomlFile | None:
+        """Return it where it has changed; raise OptionError, once for each change, where it cannot be used."""
         try:
             found = self._path.stat()
         except OSError:
@@ -58,12 +59,14 @@ class ControlFile:
         if seen == self._seen or not found.st_size:  # empty: somebody is about to write
             return None
         self._seen = seen
-        return read_keys(self._path, KINDS)
+        file = TomlFile(self._path, OptionError)
+        file.tables = file.convert(_Control)
+        return file
 
 
-def controlled(problem: Problem, keys: Keys, settings: Settings) -> Problem:
+def controlled(problem: Problem, file: TomlFile, settings: Settings) -> Problem:
     """Return the problem as a control file requests it; raise OptionError with the line that is wrong."""
-    values = keys.values
+    values = file.tables
     try:
         return requested_problem(
             problem,
@@ -72,4 +75,4 @@ def controlled(problem: Problem, keys: Keys, settings: Settings) -> Problem:
             values.get("max-latency"),
         )
     except OptionError as error:
-        raise keys.located(error) from error
+        raise file.located(error) from error

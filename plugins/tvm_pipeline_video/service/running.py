@@ -266,10 +266,10 @@ class Service:
     def _obey(self, control: ControlFile, models: Sequence[RunningModel], settings: Settings) -> None:
         """Plan for what the control file requests now, if it has changed; warn where that cannot be."""
         try:
-            keys = control.changed_keys()
-            if keys:
+            file = control.changed()
+            if file:
                 for model in models:
-                    model.pipeline.set_objective(controlled(model.problem, keys, settings))
+                    model.pipeline.set_objective(controlled(model.problem, file, settings))
         except PipelineError as error:
             self._listener.warn(f"{error}; it runs on as before")
 

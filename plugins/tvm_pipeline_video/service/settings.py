@@ -4,20 +4,25 @@
 from a file), running.py (what is done with them).
 """
 
+# ruff: noqa: RUF009 -- `setting` makes a field
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
-from tvm_pipeline.addresses import shown
+from tvm_pipeline.addresses import has_secret, shown
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import check_distinct
+from tvm_pipeline.option_names import HELP, SAME_NAMES
+from tvm_pipeline.runtime import STRATEGIES
 from tvm_pipeline.runtime.adaptation import check_strategy
 from tvm_pipeline_video.service.mqtt_results import is_broker, parse_broker
-from tvm_pipeline_video.service.video_extra import Request, check_hardware, parse_policy, read_labels, source_kind
+
+if TYPE_CHECKING:
+    from tvm_pipeline_video.service.video_extra import Request
 
 LONGEST_TAG = 200  # characters
 MOST_S = 1e9  # what waits takes no more than 9e9 seconds
@@ -25,53 +30,131 @@ MOST_S = 1e9  # what waits takes no more than 9e9 seconds
 T = TypeVar("T")
 
 
+def setting(default: T, help: str, **about: Any) -> T:
+    """Declare a field of `Settings`.
+
+    Args:
+        help: for the command and the pages; a field in backticks stands for its name there.
+        about: `letter`, its short option; `variable` of the environment, which gives it as well; `is_of_model`, whether
+            the file of a fleet sets it for each model.
+    """
+    metadata = {"help": help, **about}
+    made: Any = (
+        field(default_factory=list, metadata=metadata) if default == [] else field(default=default, metadata=metadata)
+    )
+    return cast(T, made)
+
+
 @dataclass(frozen=True)
 class Settings:
-    """The options of `tvm-pipeline run`, under their own names; the help of the command explains them.
+    """The settings of a run, each declared here and nowhere else.
 
-    Lists hold one value for each model (bundle, decoder, labels, threshold, classes, plan) or source (source, tag,
-    policy).
-    Nothing is checked before `check`, so that settings from several places can be put together. `bundle` may name
-    model files, too.
+    The options of `tvm-pipeline run`, the keys of a service's file, and those that a fleet's file sets for a model come
+    from this table. Lists hold one value for each model (bundle, decoder, labels, threshold, classes, plan) or source
+    (source, tag, policy). Nothing is checked before `check`, so that settings from several places can be put together.
+    `bundle` may name model files, too.
     """
 
-    bundle: list[Path] = field(default_factory=list)
-    source: list[str] = field(default_factory=list)
-    tag: list[str] = field(default_factory=list)
-    wait: bool = False
-    status: Path | None = None
-    output: Path | None = None
-    results: str | None = None
-    segment: float | None = None
-    decoder: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    threshold: list[float] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    plan: list[Path] = field(default_factory=list)
-    preprocessing: str | None = None
-    input_shapes: str | None = None
-    limit: int | None = None
-    policy: list[str] = field(default_factory=list)
-    hardware_decoding: str = "auto"
-    stall: float = 10.0
-    rate: float | None = None
-    verify: float = 10.0
-    fresh: bool = False
-    adapt: str = "replan"
-    objective: str | None = None
-    min_throughput: float | None = None
-    max_latency: float | None = None
-    control: Path | None = None
-    allow_power_modes: bool = False
-    isolate: bool = False
-    watchdog: float = 30.0
-    events: Path | None = None
-    power_sensor: str = ""
-    watch: str | int | None = None
-    unhealthy_after: float = 10.0
-    token: str | None = None
-    supervise: bool = False
-    json: bool = False
+    bundle: list[Path] = setting(
+        [],
+        "Bundles of `compile`, or model files (.onnx, .tflite), which are compiled into the cache first. Where there "
+        "are several, each takes one `source`, in their order.",
+    )
+    source: list[str] = setting(
+        [], "File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480; several take turns."
+    )
+    tag: list[str] = setting(
+        [], "A text for each source, which its lines carry under this name; as many as there are sources."
+    )
+    wait: bool = setting(
+        False,
+        "With `config`: load the model, run one frame of noise, and wait for sources. They come and go with source, "
+        "tag and policy of the file on SIGHUP, while those that stay lose no frame; a source that breaks or ends does "
+        "not end the run.",
+    )
+    status: Path | None = setting(
+        None, "With `wait`: a JSON file with the sources and their counts, replaced when they change."
+    )
+    output: Path | None = setting(None, "Annotated video to write; it plays while it is written.", letter="o")
+    results: str | None = setting(
+        None,
+        "JSON lines to write, one for each frame, as they come; - is standard output. With `config` or `supervise` "
+        "they are appended to the file, which is replaced otherwise. mqtt://user:password@host:port/topic (or mqtts) "
+        "sends each to a broker, once and in order.",
+        variable="TVM_PIPELINE_RESULTS",
+    )
+    segment: float | None = setting(
+        None,
+        "Seconds of each source after which `output` and `results` go on in another file: out-0001.mp4, out-0002.mp4 "
+        "and so on. None that is there is overwritten.",
+    )
+    decoder: list[str] = setting([], f"{HELP['decoder']} One, or one for each model.", is_of_model=True)
+    labels: list[str] = setting([], f"{HELP['labels']} One, or one for each model.", is_of_model=True)
+    threshold: list[float] = setting([], f"{HELP['threshold']} One, or one for each model.", is_of_model=True)
+    classes: list[str] = setting([], f"{HELP['classes']} One list for each model.", is_of_model=True)
+    plan: list[Path] = setting([], "Run this plan instead of the bundle's own; one, or one for each model.")
+    preprocessing: str | None = setting(
+        None,
+        f"{HELP['preprocessing']} Without it, that of the bundle or MODEL.toml, else that of the model's family or "
+        "metadata, else what the shape of the input suggests; which of these it is gets said.",
+        is_of_model=True,
+    )
+    input_shapes: str | None = setting(None, HELP["input_shapes"], is_of_model=True)
+    limit: int | None = setting(None, "Stop each model after this number of frames.")
+    policy: list[str] = setting(
+        [],
+        "Read the sources ahead, open them again where they break, and drop frames by this rule: block, latest, "
+        "every=N, max-age=SECONDS, fps=N, or several with commas; one, or one for each source. Without it, cameras "
+        "and rtsp, rtmp and udp streams have latest, all others block.",
+    )
+    hardware_decoding: str = setting(
+        "auto",
+        "auto: video is decoded by the first device that `devices` lists for that, in software where there is none; "
+        "off: in software; or the kind of device, such as cuda or vaapi.",
+    )
+    stall: float = setting(10.0, "Seconds without a frame after which a source that is read ahead counts as broken.")
+    rate: float | None = setting(
+        None,
+        "Frames a second that the source gives: plan for the least latency that keeps up with them and 10 % more. A "
+        "file is then read at this rate. Without it, the rate of a camera or stream, if it says one.",
+    )
+    verify: float = setting(
+        10.0, "Seconds in which plans too close to tell apart by prediction run side by side; 0: none do."
+    )
+    fresh: bool = setting(
+        False, "Measure and plan anew, also if that was done for this bundle, source and decoder before."
+    )
+    adapt: str = setting(
+        "replan",
+        "replan: change to another plan where devices become slower or faster, without stopping; off: keep the plan. "
+        f"Installed: {', '.join(STRATEGIES)}.",
+    )
+    objective: str | None = setting(
+        None, "What to plan for: throughput, latency or energy; without it, that of the bundle."
+    )
+    min_throughput: float | None = setting(None, HELP["min_throughput"])
+    max_latency: float | None = setting(None, HELP["max_latency"])
+    control: Path | None = setting(
+        None, "TOML with objective, min-throughput, max-latency: it is read whenever it changes."
+    )
+    allow_power_modes: bool = setting(
+        False,
+        "Set the power mode that the plan is for, if it is for one, and put back at the end what was before; this "
+        "takes the rights of root. Without it, such a plan runs only where its mode is set.",
+    )
+    isolate: bool = setting(False, "Run each stage in a process of its own, whose crash costs no frame.")
+    watchdog: float = setting(30.0, "Seconds at one frame after which a stage counts as failed.")
+    events: Path | None = setting(None, "JSON lines to append: each change of plan and its reason.")
+    power_sensor: str = setting("", HELP["power_sensor"])
+    watch: str | int | None = setting(
+        None,
+        "PORT or ADDRESS:PORT: metrics, health, traces and a page; beyond loopback it needs `token`. A second model "
+        "has the next port, and so on.",
+    )
+    unhealthy_after: float = setting(10.0, "With `watch`: seconds without a result before /health says no.")
+    token: str | None = setting(None, "With `watch`: the token that a client must send.", variable="TVM_PIPELINE_TOKEN")
+    supervise: bool = setting(False, "Start it again where it crashes, to go on where it was; after ever longer waits.")
+    json: bool = setting(False, HELP["json"])
 
     @property
     def models(self) -> int:
@@ -89,6 +172,8 @@ class Settings:
         Args:
             config: the file that they stand in, if there is one, which no output may replace.
         """
+        from tvm_pipeline_video.service.video_extra import check_hardware  # not for who reads the table alone
+
         self._check_sources()
         self._check_tags()
         self._check_waiting()
@@ -145,6 +230,8 @@ class Settings:
             raise OptionError("`segment` is of files; give `output` or `results`", option="segment")
 
     def _check_sources(self) -> None:
+        from tvm_pipeline_video.service.video_extra import parse_policy, source_kind
+
         if not self.bundle or not (self.source or self.wait):
             raise OptionError("give a model file, or a bundle of `compile`, and at least one `source`")
         if self.models > 1 and not self.wait and len(self.source) != self.models:
@@ -224,6 +311,22 @@ class Settings:
         return address or "127.0.0.1", int(port) and int(port) + index
 
 
+SAME_NAMES.update({"config", *(one.name for one in fields(Settings))} - {"bundle"})
+# The keys of a service's file, and those of a fleet's file for a model, which has one value of each; with their types.
+KINDS: dict[str, Any] = {name.replace("_", "-"): kind for name, kind in get_type_hints(Settings).items()}
+MODEL_KINDS: dict[str, Any] = {
+    key: get_args(KINDS[key])[0]
+    for key, one in zip(KINDS, fields(Settings), strict=True)
+    if one.metadata.get("is_of_model")
+}
+
+
+def is_secret(key: str, value: object) -> bool:
+    """Return whether a setting is a token, or an address with a password or the like."""
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(one, str) and (key == "token" or has_secret(one)) for one in values)
+
+
 def decoder_request(
     decoder: str | None, labels: str | None = None, threshold: float | None = None, classes: str | None = None
 ) -> Request:
@@ -231,6 +334,8 @@ def decoder_request(
 
     Raises OptionError where the labels cannot be read.
     """
+    from tvm_pipeline_video.service.video_extra import Request, read_labels
+
     wanted = tuple(filter(None, (word.strip() for word in (classes or "").split(","))))
     return Request(decoder or "", read_labels(labels) if labels else (), threshold, wanted)
 

@@ -19,7 +19,7 @@ from tvm_pipeline_video import Annotation
 
 needs("tvm")
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture

@@ -187,8 +187,8 @@ def test_a_toml_file_changes_what_it_names_and_leaves_the_defaults(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("fits = 1", r"no key 'fits'; the keys are size, fit,"),
-        ('fit = "squeeze"', r"fit = 'squeeze'; it must be one of stretch, letterbox, crop, pad"),
+        ("fits = 1", r"line 1: preprocessing: there is no key fits; did you mean fit\?"),
+        ('fit = "squeeze"', r"line 1: preprocessing: fit = 'squeeze'; it must be one of stretch, letterbox, crop, pad"),
         ("size = [640]", r"size = \[640\]; it must be \[width, height\]"),
         ("size = [640, 0]", r"size = \(640, 0\); it must be \[width, height\] in pixels, both above 0"),
         ("fill = 300", r"fill = 300; it must be a whole number from 0 to 255"),

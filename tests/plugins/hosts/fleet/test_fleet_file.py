@@ -97,7 +97,7 @@ def test_the_fleet_has_the_hosts_works(tmp_path):
         ('"plates@2.5"', '"faces@2.5"', 31, "models has faces twice"),
         ('name = "barn"', 'name = "attic"', 12, "two of kind host are called attic, the first at line 7"),
         ('name = "yard"', 'name = "the yard"', 35, "'the yard'; its name must be one word"),
-        ('name = "yard"\n', "", 34, "camera number 2: this camera has no name"),
+        ('name = "yard"\n', "", 34, "camera number 2: it has no name"),
         ('source = "yard.mp4"', 'sorce = "yard.mp4"', 36, "there is no key sorce; did you mean source?"),
         ("spare = 1", "sapre = 1", 1, "there is no key sapre; did you mean spare?"),
         ("spare = 1", "spare = 2", 1, "spare is 2, and the fleet has 2 hosts"),

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.relax.conftest import software_cuda, software_cuda_folder  # noqa: F401
+from tests.relax.conftest import _software_cuda, software_cuda, software_cuda_folder  # noqa: F401

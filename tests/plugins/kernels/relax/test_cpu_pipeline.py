@@ -181,7 +181,7 @@ def test_what_is_scheduled_stays() -> None:
     once = FastKernels(TARGET)(network())
     tvm.ir.assert_structural_equal(FastKernels(TARGET)(once), once)
     rules: dict[str, str] = {}
-    again = kernel_passes.ScheduleKernels(kernel_passes.cores_of(TARGET), rules)(once)
+    again = kernel_passes.ScheduleKernels(TARGET, rules)(once)
     assert rules == {}
     tvm.ir.assert_structural_equal(again, once)
 

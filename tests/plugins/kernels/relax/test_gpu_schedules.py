@@ -13,6 +13,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax import op
 from tvm.relax.op import nn
 
+from tests.relax.fused import module_of
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relax.build import functions_of
@@ -24,17 +25,6 @@ from tvm_pipeline_kernels.relax.gpu_tiles import Tile, gpu_of
 Array = np.ndarray
 Emit = Callable[[Any], Any]
 ORIN = cuda_target("sm_87", tvm.target.Target({"kind": "llvm"}))
-
-
-def module_of(build: Callable[..., Any], *shapes: Sequence[int]) -> tvm.IRModule:
-    """Return a function of float32 tensors as a module: `build(emit, *tensors)` gives its result."""
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{index}", relax.TensorType(shape, "float32")) for index, shape in enumerate(shapes)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(build(builder.emit, *inputs))
-        builder.emit_func_output(result)
-    return builder.finalize()
 
 
 def kernel_of(build: Callable[..., Any], *shapes: Sequence[int]) -> tuple[tirx.PrimFunc, str]:

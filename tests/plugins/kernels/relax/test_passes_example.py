@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[2] / "examples/relax_passes.py"
+EXAMPLE = Path(__file__).parents[4] / "examples/relax_passes.py"
 
 
 def test_it_compiles_both_ways_and_cuts() -> None:

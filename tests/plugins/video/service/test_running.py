@@ -6,16 +6,11 @@ import json
 import subprocess
 import sys
 import threading
-from dataclasses import fields
-from inspect import signature
 
 import pytest
 
 from tests.support.board_trees import TREES, write
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.option_names import OTHER_NAMES, SAME_NAMES, long_name
-from tvm_pipeline_video.commands.run import command
-from tvm_pipeline_video.service.file import KINDS
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.running import Service
 from tvm_pipeline_video.service.settings import Settings
@@ -92,20 +87,6 @@ def test_an_error_names_the_field(bundle):
     with pytest.raises(OptionError, match="`min_throughput_fps` goes with objective latency") as caught:
         Service(Settings(bundle=[bundle], source=["synthetic"], min_throughput=3.0)).run()
     assert caught.value.option == "min_throughput_fps"
-
-
-def test_every_setting_is_an_option_of_run_with_the_same_default():
-    parameters = signature(command).parameters
-    for field in fields(Settings):
-        default = getattr(Settings(), field.name)
-        assert parameters[field.name].default == (None if default == [] else default), field.name
-        assert field.name == "bundle" or long_name(field.name) in KINDS
-
-
-def test_a_field_has_one_name_outside():
-    assert not SAME_NAMES & OTHER_NAMES.keys()
-    assert long_name("time_limit_s") == "time-limit"
-    assert long_name("compile") is None
 
 
 def test_a_service_knows_no_command_line():

@@ -82,9 +82,12 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
     [
         ('bundle = "n.tar"\nsource = ["camera:0"\nlimit = 3', "line 3: it is no TOML"),
         ('bundle = "n.tar"\n\nsorce = "camera:0"', "line 3: there is no key sorce; did you mean source?"),
-        ('bundle = "n.tar"\n[video]\nsource = "camera:0"', "line 2: there is no key video; it takes bundle, source"),
-        ('limit = "ten"', "line 1: limit: Expected `int | null`, got `str`"),
-        ("limit = true", "line 1: limit: Expected `int | null`, got `bool`"),
+        (
+            'bundle = "n.tar"\n[video]\nsource = "camera:0"',
+            "line 2: there is no key video; it takes adapt, allow-power-modes",
+        ),
+        ('limit = "ten"', "line 1: limit: Expected `int`, got `str`"),
+        ("limit = true", "line 1: limit: Expected `int`, got `bool`"),
         ("# no path\nbundle = 3", "line 2: bundle: Expected a path as `str`, got `int`"),
         ('bundle = "n.tar"\nsource = "camera:0"\nlimit = 0', "line 3: limit 0: at least one frame"),
         (
@@ -325,7 +328,7 @@ def test_a_control_file_that_comes_goes_wrong_and_vanishes(cli, bundle, tmp_path
 
 def test_the_example_is_a_service():
     example = Path(__file__).parents[4] / "examples" / "service" / "service.toml"
-    values = read_service(example).values
+    values = read_service(example).tables
     assert values["bundle"] == [example.parent / "model.tar"]
     assert values["supervise"]
 
@@ -335,4 +338,4 @@ def test_a_long_address_is_no_file(tmp_path):
     address = f"https://camera/live?signature={'a' * 300}"
     path = service(tmp_path, f'bundle = "model.tar"\nsource = "{address}"\nlabels = "{"a" * 300}"\n')
     path.chmod(0o600)
-    assert read_service(path).values["source"] == [address]
+    assert read_service(path).tables["source"] == [address]
