@@ -187,7 +187,7 @@ def warnings_meanwhile() -> Iterator[list[str]]:
 def _records_to(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
     """Have a function take what is logged meanwhile, steps (INFO) as well."""
     handler, logger = logging.Handler(), logging.getLogger()
-    handler.emit = take  # type: ignore[method-assign]
+    handler.emit = take  # type: ignore[assignment]
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(min(logging.INFO, level))

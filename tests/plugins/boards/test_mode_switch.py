@@ -26,14 +26,15 @@ LOW = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 42075000
 SLOW = PowerMode("slow", clock_limits={"cpu0": 729600})
 # A process that sets LOW, says so, and waits.
 CHILD = """
-import signal, sys, time
+import logging, signal, sys, time
 from pathlib import Path
 from tvm_pipeline_boards.mode_switch import BoardModes
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.signals import Interrupts, ending, handling
 mode = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-with BoardModes(Path(sys.argv[1])).mode_set(mode, print, print):
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+with BoardModes(Path(sys.argv[1])).mode_set(mode):
     print("set", flush=True)
     time.sleep(60)
 """
