@@ -8,7 +8,7 @@ from tvm_pipeline.backends.ports import noise
 
 model = load(sys.argv[1] if len(sys.argv) > 1 else "squeezenet")
 backend, platform = settle_platform(detect_platform(model))
-compiled = backend.compile(model, platform.devices, print)
+compiled = backend.compile(model, platform.devices)
 profile = profile_model(backend, compiled, platform)
 decision = plan(Problem(compiled.graph, platform, profile, objective="throughput"))
 frame = noise(Port("data", compiled.graph.inputs[0].shape, compiled.graph.inputs[0].dtype))

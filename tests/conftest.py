@@ -23,6 +23,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from tests.support.examples import THOROUGH
+from tests.support.log_lines import stop_collecting
 from tests.support.parts import needs
 
 # A shell starts a job in the background with SIGINT ignored, and nohup SIGHUP; tests of both and their processes need
@@ -172,3 +173,10 @@ def _environment_stays() -> Iterator[None]:
     for name in changed - before.keys():
         del os.environ[name]
     assert not changed, f"the test changed the environment: {sorted(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def _no_collected_lines() -> Iterator[None]:
+    """End what `log_lines` collects with the test."""
+    yield
+    stop_collecting()

@@ -63,7 +63,7 @@ def test_what_has_nothing_to_do_with_the_place_keeps_its_error(error: Exception,
 def test_a_child_that_cannot_be_started_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
     with pytest.raises(RunError, match=r"no process can be started for json:loads: No such"), replacing(tmp_path / "x"):
-        run_child("json:loads", ChildReport(), ChildReport, lambda _: None, print)
+        run_child("json:loads", ChildReport(), ChildReport, lambda _: None)
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -46,12 +46,7 @@ class EdgeTpuModel(CompiledModel):
         uncut: why the model is one operator; empty where it can be cut.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        order: Order = "listed",
-        parts: Mapping[str, bytes] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, order: Order = "listed", parts: Mapping[str, bytes] | None = None) -> None:
         self.order: Order = order
         self._model = model
         self._parsed = parse_for_kernels(Path(f"{model.name}.tflite"), model.content)

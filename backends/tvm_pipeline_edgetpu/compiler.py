@@ -91,10 +91,7 @@ def parse_report(text: str) -> Report:
 
 
 def compile_parts(
-    parts: Sequence[bytes],
-    names: Sequence[str],
-    *,
-    timeout_s: float = 180,
+    parts: Sequence[bytes], names: Sequence[str], *, timeout_s: float = 180
 ) -> list[tuple[bytes, Report]]:
     """Compile .tflite files for one Edge TPU in one call, so that they share its cache; the first has priority.
 

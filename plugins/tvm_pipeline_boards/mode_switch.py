@@ -110,7 +110,7 @@ class BoardModes(PowerModes):
             put_back_once = weakref.finalize(holder, _put_back_and_forget, record, folder, self._root)
             try:
                 _set(mode, self._root)
-                _log.info(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
+                _log.warning(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
                 yield
             finally:
                 _uninterrupted(put_back_once)
@@ -152,7 +152,7 @@ def _tell_of_others(folder: Path) -> None:
 
 def _put_back_left(record: ModeRecord, folder: Path, root: Path) -> None:
     if _put_back_and_forget(record, folder, root):
-        _log.info(f"process {record.pid} was killed in power mode {record.mode}; what was before is put back")
+        _log.warning(f"process {record.pid} was killed in power mode {record.mode}; what was before is put back")
 
 
 def _before(mode: PowerMode, root: Path) -> ModeRecord:

@@ -77,13 +77,7 @@ def expected_s(cuts: Sequence[Cut], seconds: float, rounds: int) -> float:
     return rounds * sum(turns) * (1 + finals / max(len(turns), 1))
 
 
-def measured_cuts(
-    cuts: Sequence[Cut],
-    run: Run,
-    *,
-    seconds: float = TURN_S,
-    rounds: int = 3,
-) -> CutComparison:
+def measured_cuts(cuts: Sequence[Cut], run: Run, *, seconds: float = TURN_S, rounds: int = 3) -> CutComparison:
     """Run every cut in turns of about `seconds`, in so many rounds, and the best of them in more.
 
     Args:

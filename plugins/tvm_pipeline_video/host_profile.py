@@ -53,12 +53,7 @@ Figure = TypeVar("Figure")
 
 
 def profile_host(
-    rehearsal: Rehearsal,
-    compiled: CompiledModel,
-    platform: Platform,
-    profile: Profile,
-    *,
-    seconds: float = SECONDS,
+    rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, profile: Profile, *, seconds: float = SECONDS
 ) -> Profile:
     """Return the profile of the model with the host operators, measured on each CPU device of the platform.
 

@@ -24,7 +24,6 @@ from tvm_pipeline.backends.contract import (
     Delegating,
     Order,
     Port,
-    Progress,
     Seconds,
     StageRunner,
 )
@@ -108,9 +107,7 @@ class LeastBackend(Backend):
     def detect(self) -> Sequence[Device]:
         return [Device("npu0", self.name, target="a"), Device("npu1", self.name, target="b", stand_in="numpy")]
 
-    def compile(
-        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> LeastModel:
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> LeastModel:
         return LeastModel(chain_model(4), order)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> LeastModel:
@@ -142,9 +139,9 @@ def test_what_only_some_backends_can_is_refused_with_the_next_step() -> None:
     with pytest.raises(PlatformError, match=r"compiles on the machine that has the device alone\. Run"):
         backend.settle_elsewhere(device)
     with pytest.raises(PlatformError, match="the backend least tunes no kernels"):
-        backend.tune(model, device, 1.0, print)
+        backend.tune(model, device, 1.0)
     with pytest.raises(OptionError, match="the backend least cannot rewrite chain, which is onnx; compile without it"):
-        backend.rewriting(model, print)
+        backend.rewriting(model)
 
 
 def test_tensors_alive_at_one_time_count_as_activations() -> None:

@@ -78,13 +78,13 @@ def test_what_it_cannot_run(modelled: Backend, model: Model) -> None:
     damaged = Model("net", "onnx", model.content[: len(model.content) // 2], model.inputs)
     assert "not a valid ONNX file" in modelled.refuses(damaged)
     with pytest.raises(ModelError):
-        modelled.compile(damaged, modelled.detect(), lambda _: None)
+        modelled.compile(damaged, modelled.detect())
 
 
 def test_it_pays_for_its_transfers(modelled: Backend, model: Model) -> None:
     """The copies are made: eight megabytes take longer than a kilobyte."""
     [device] = modelled.detect()
-    received, sent = modelled.compile(model, [device], lambda _: None).time_transfers(device, [1 << 10, 8 << 20], 9)
+    received, sent = modelled.compile(model, [device]).time_transfers(device, [1 << 10, 8 << 20], 9)
     for seconds in (received, sent):
         small, large = np.median(seconds, axis=0)
         assert large > 10 * small
@@ -99,7 +99,7 @@ def test_its_measured_transfers_count_in_a_plan_with_the_host(modelled, model, m
     cpu = next(device for device in detected.devices if device.backend == "host")
     # The CPU has no memory for the whole model, so that the plan needs the accelerator.
     platform = replace(detected, devices=(replace(cpu, memory_bytes=5000), detected.device("accelerator")), links=())
-    with closing(backend.compile(model, platform.devices, lambda _: None)) as compiled:
+    with closing(backend.compile(model, platform.devices)) as compiled:
         profile = profile_model(backend, compiled, platform, 8)
         assert (profile.devices[cpu.name].receive, profile.devices[cpu.name].send) == (None, None)
         measured = profile.devices["accelerator"]
@@ -170,7 +170,7 @@ def test_it_shares_a_model_with_the_host(modelled, model, monkeypatch, tmp_path,
     assert "left out" not in caplog.text
     assert {device.backend for device in platform.devices} == {"host", "modelled"}
     assert platform.stand_ins.keys() == {"accelerator"}
-    compiled = backend.compile(model, platform.devices, lambda _: None)
+    compiled = backend.compile(model, platform.devices)
     profile = profile_model(backend, compiled, platform, 4)
     assert profile.devices.keys() == {device.name for device in platform.devices}
     names = [operator.name for operator in compiled.graph.operators]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -49,14 +50,14 @@ def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tm
     board = Platform("board", (Device("arm", "host", FAR, AARCH64), Device("x86", "host", FAR[:1], host_target())))
     lead, settled = settle_platform(board, elsewhere=True)
     assert settled == board
-    compiled = lead.compile_elsewhere(net, board.devices, lambda _: None)
+    compiled = lead.compile_elsewhere(net, board.devices)
     arm, x86 = compiled.libraries[AARCH64], compiled.libraries[host_target()]
     assert arm.module is None
     assert x86.module is not None
     header = (arm.folder / "kernels.so").read_bytes()[:20]
     assert header[:4] == b"\x7fELF"
     assert int.from_bytes(header[18:20], "little") == 183
-    own = backend.compile(net, [Device("cpu0", "host", (), host_target())], lambda _: None)
+    own = backend.compile(net, [Device("cpu0", "host", (), host_target())])
     assert (compiled.graph.inputs, _convolutions(compiled)) == (own.graph.inputs, _convolutions(own))
     with pytest.raises(PlatformError, match=r"device arm cannot run here: it is code for aarch64, and this machine"):
         compiled.stage(_names(compiled), board.devices[0])
@@ -65,8 +66,8 @@ def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tm
     assert compiled.activation_bytes(_names(compiled), board.devices[0])[0] > 0
     compiled.stage(_names(compiled)[:1], board.devices[1]).close()
 
-    said: list[str] = []
-    again = lead.compile_elsewhere(net, board.devices[:1], said.append)
+    said = log_lines("INFO")
+    again = lead.compile_elsewhere(net, board.devices[:1])
     assert again.libraries[AARCH64].folder == arm.folder
     assert not said  # it was in the cache
     plan = Plan(compiled.graph.name, "x", "throughput", (Stage(("arm",), tuple(_names(compiled))),), Prediction())
@@ -84,7 +85,7 @@ def test_instructions_that_this_processor_lacks_are_not_run(net):
     device = Device("cpu0", "host", FAR, AMX)
     with pytest.raises(PlatformError):
         backend.settle(device)
-    compiled = backend.compile_elsewhere(net, [backend.settle_elsewhere(device)], lambda _: None)
+    compiled = backend.compile_elsewhere(net, [backend.settle_elsewhere(device)])
     with pytest.raises(PlatformError, match=r"its code may use amx-.*, which this processor has not"):
         compiled.stage(_names(compiled), device)
 

@@ -51,7 +51,7 @@ def of_tflite(folder: Path) -> Made:
 
 
 def saved_and_loaded(backend: Backend, model: Model, device: Device, folder: Path) -> CompiledModel:
-    backend.compile(model, [device], lambda _: None).save(folder, (), None)  # type: ignore[arg-type]
+    backend.compile(model, [device]).save(folder, (), None)  # type: ignore[arg-type]
     return backend.load(folder, [])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.fake_backend import chain_model, number
 from tests.support.installed import install
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Bundle, Pipeline, open_bundle, write_bundle
 from tvm_pipeline.backends.registry import compose, detect_platform, find_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
@@ -68,7 +69,7 @@ def test_detected_devices_of_both_stay_together(monkeypatch, caplog) -> None:
         assert found() == ["gpu0", "host0"]
         backend, settled = settle_platform(detect_platform(MODEL))
         assert backend is find_backend("gpu")
-        assert backend.compile(MODEL, settled.devices, print).graph.name == "chain"
+        assert backend.compile(MODEL, settled.devices).graph.name == "chain"
     assert caplog.text == ""
 
 
@@ -94,7 +95,7 @@ def test_with_one_that_cuts_the_file_all_share_the_model(monkeypatch, caplog) ->
 def test_a_bundle_of_both(monkeypatch, tmp_path) -> None:
     install(monkeypatch, made("gpu", "host"), made("host"))
     backend, platform = settle_platform(detect_platform(MODEL))
-    model = backend.compile(MODEL, platform.devices, lambda _: None)
+    model = backend.compile(MODEL, platform.devices)
     stages = tuple(Stage((device.name,), (f"op{i}",)) for i, device in enumerate(platform.devices))
     plan = Plan("chain", "by hand", "throughput", stages, Prediction(1.0, 1.0))
     write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, unmeasured(model.graph), plan, model))
@@ -119,8 +120,8 @@ def test_detected_devices_that_cannot_be_compiled_for_are_left_out(monkeypatch, 
     gpu = Refusing([Device("gpu0", "gpu")], [chain_model(2)], name="gpu", serves=("host",))
     install(monkeypatch, gpu, made("host"))
     monkeypatch.setattr(workflow, "load", lambda *_: MODEL)
-    warned: list[str] = []
-    compiled = workflow.compile_source("chain.onnx", warn=warned.append)
+    warned = log_lines("WARNING")
+    compiled = workflow.compile_source("chain.onnx")
     assert compiled.backend is find_backend("host")
     assert [device.name for device in compiled.platform.devices] == ["host0"]
     assert warned == ["gpu0 left out of chain: its kernels do not line up"]

@@ -62,7 +62,7 @@ def test_a_second_backend_for_the_same_models_changes_nothing(monkeypatch, caplo
         assert "give `platform`" in caplog.text
         backend, platform = settle_platform(alone)
         assert backend is host
-        assert backend.compile(MODEL, platform.devices, print).graph.name == "chain"
+        assert backend.compile(MODEL, platform.devices).graph.name == "chain"
 
 
 def test_of_strangers_the_first_by_name_is_taken_whatever_the_order(monkeypatch, caplog):
@@ -116,7 +116,7 @@ def test_who_compiles_is_never_decided_by_order(monkeypatch, cutting, message):
     for order in in_any_order(monkeypatch, *backends):
         backend, settled = settle_platform(mixed(*(b.name for b in order)))
         with pytest.raises(PlatformError, match=message):
-            backend.compile(MODEL, settled.devices, print)
+            backend.compile(MODEL, settled.devices)
 
 
 def test_two_packages_with_a_backend_of_one_name(monkeypatch):
@@ -160,7 +160,7 @@ def assert_computes(compiled, plan, platform, model) -> None:
 
 def test_stages_of_both_make_one_pipeline(two, model):
     backend, platform = two
-    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None)
+    compiled = backend.compile(Model("random", "onnx", b""), platform.devices)
     assert_computes(compiled, split(model), platform, model)
     for device in platform.devices:
         seconds = compiled.time_operators(device, 3)
@@ -176,7 +176,7 @@ def test_the_composition_keeps_the_contract_itself(two):
     backend, platform = two
     for device in platform.devices:
         assert backend.settle(device) == device
-    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None, "memory")
+    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, "memory")
     assert compiled.order == "memory"
     assert backend.versions() == {"host": "1", "other": "1"}
     only = FakeBackend(platform.devices[1:], [compiled.inner], name="other", cuts=("onnx",))
@@ -185,7 +185,7 @@ def test_the_composition_keeps_the_contract_itself(two):
 
 def bundle_of(two, model, path: Path) -> Bundle:
     backend, platform = two
-    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None, "memory")
+    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, "memory")
     made = Bundle(model.graph, platform, unmeasured(model.graph), split(model), compiled)
     write_bundle(path, made)
     return made
@@ -226,7 +226,7 @@ def test_a_damaged_saved_model(two, model, tmp_path):
     backend, platform = two
     with pytest.raises(BundleError, match="damaged compiled model"):
         backend.load(tmp_path, [])
-    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None)
+    compiled = backend.compile(Model("random", "onnx", b""), platform.devices)
     compiled.save(tmp_path, split(model).stages, platform)
     install_without_host = SlicedBackend([backend.backends["other"]])
     with pytest.raises(BundleError, match="needs the backend host"):
@@ -235,7 +235,7 @@ def test_a_damaged_saved_model(two, model, tmp_path):
 
 def test_each_backend_prepares_its_own_part(two, model, monkeypatch):
     backend, platform = two
-    compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None)
+    compiled = backend.compile(Model("random", "onnx", b""), platform.devices)
     told = {}
     for name, member in backend.backends.items():
         monkeypatch.setattr(member, "share", lambda residents, platform, name=name: told.setdefault(name, residents))
@@ -259,7 +259,7 @@ def test_what_a_device_of_the_cutting_backend_does_not_compute_is_known(monkeypa
     lead = cpu("lead", cuts=("onnx",), model=chain_model(4, refused={"cpu1": ["op2"]}))
     install(monkeypatch, lead, cpu("other"))
     devices = [*lead.detect(), replace(cpu("other").detect()[0], name="other0")]
-    compiled = compose(["lead", "other"]).compile(MODEL, devices, lambda _: None)
+    compiled = compose(["lead", "other"]).compile(MODEL, devices)
     assert [compiled.computes(device) for device in devices] == [
         ["op0", "op1", "op2", "op3"],
         ["op0", "op1", "op3"],
@@ -279,7 +279,7 @@ def test_operators_that_another_backend_refuses_stay_with_the_one_that_cuts(monk
     lead, other = cpu("lead", cuts=("onnx",), model=model), Choosy(cpu("other").detect(), [model], name="other")
     install(monkeypatch, lead, other)
     backend, platform = settle_platform(mixed("lead", "other"))
-    with closing(backend.compile(MODEL, platform.devices, lambda _: None)) as compiled:
+    with closing(backend.compile(MODEL, platform.devices)) as compiled:
         assert compiled.computes(platform.device("other0")) == ["op0", "op1", "op3"]
         assert compiled.computes(platform.device("lead0")) == ["op0", "op1", "op2", "op3"]
         seconds = compiled.time_operators(platform.device("other0"), 2)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.profiling.test_layer_times import network, several
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Device, Link, Platform, read_platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.device_model import DeviceModel
@@ -81,8 +82,8 @@ def calibrate(tmp_path, monkeypatch) -> Callable[..., CalibratedPlatform]:
 
 
 def test_known_devices_are_refitted_and_unseen_networks_predicted(calibrate, tmp_path):
-    clock, heard = Clock(), []
-    found = calibrate(clock=clock, tell=heard.append)
+    clock, heard = Clock(), log_lines("INFO")
+    found = calibrate(clock=clock)
     assert [group.names for group in found.groups] == [("d0", "d1"), ("slow",)]
     assert "d0, d1 are equal: d0 is measured for all of them" in heard
     assert [name for name, _, _ in clock.timed] == ["d0"] * 16 + ["slow"] * 16
@@ -128,8 +129,8 @@ def test_a_stage_that_is_refused_is_told_and_replaced(calibrate):
             raise PlanError("one operator is not worth it")
         return seconds
 
-    warned: list[str] = []
-    found = calibrate(Platform("box", (D0,)), Clock(refuse), warn=warned.append)
+    warned = log_lines("WARNING")
+    found = calibrate(Platform("box", (D0,)), Clock(refuse))
     assert found.groups[0].found.calibration.stages == 16
     assert warned
     assert all(line.startswith("d0: net") and "is left out: one operator" in line for line in warned)
@@ -140,7 +141,7 @@ def test_a_compiler_that_refuses_all_ends_it(calibrate):
         raise PlanError("no such operator")
 
     with pytest.raises(ModelError, match="device d0: its compiler refuses 6 stages, the first because: no such"):
-        calibrate(Platform("box", (D0,)), Clock(refuse), count=5, warn=[].append)
+        calibrate(Platform("box", (D0,)), Clock(refuse), count=5)
 
 
 def test_a_device_that_fails_is_named_with_its_stage(calibrate):
@@ -154,30 +155,30 @@ def test_a_device_that_fails_is_named_with_its_stage(calibrate):
 
 
 def test_a_device_whose_times_vary_is_not_fitted(calibrate):
-    clock, warned = Clock(), []
+    clock, warned = Clock(), log_lines("WARNING")
     clock.spread = 0.6
     with pytest.raises(ProfileError, match=r"device d0: the times of 6 stages vary .* by 60% from run to run; stop"):
-        calibrate(Platform("box", (D0,)), clock, count=5, warn=warned.append)
+        calibrate(Platform("box", (D0,)), clock, count=5)
     assert len(clock.timed) == 6 * 3  # each was tried again
     assert all("from run to run; it is left out" in line for line in warned)
 
 
 def test_a_device_that_cannot_be_fitted_does_not_lose_the_others(calibrate):
-    clock, warned = Clock(), []
+    clock, warned = Clock(), log_lines("WARNING")
 
     def varies(_: int, __: object, seconds: float) -> float:
         clock.spread = 0.6 if clock.timed[-1][0] == "slow" else 0.01
         return seconds
 
     clock.disturbed = varies
-    found = calibrate(BOX, clock, count=5, warn=warned.append)
+    found = calibrate(BOX, clock, count=5)
     assert [group.names for group in found.groups] == [("d0", "d1")]
     assert found.left_out["slow"].startswith("not calibrated: device slow: the times of 6 stages vary")
     assert found.left_out["slow"] in warned
     assert found.platform.device("slow").model is None
     clock.disturbed, clock.spread = lambda _, __, seconds: seconds, 0.6
     with pytest.raises(ProfileError, match="device d0: the times"):
-        calibrate(BOX, clock, count=5, warn=warned.append)
+        calibrate(BOX, clock, count=5)
 
 
 def test_a_stage_whose_times_vary_is_measured_again(calibrate):
@@ -196,10 +197,10 @@ def test_a_stage_whose_times_vary_is_measured_again(calibrate):
 
 
 def test_stand_ins_and_missing_devices_are_left_out(calibrate):
-    warned: list[str] = []
+    warned = log_lines("WARNING")
     absent, gone = Device("absent", "fake"), Device("gone", "fake")
     clock = Clock()
-    found = calibrate(Platform("box", (absent, D0, gone)), clock, warn=warned.append)
+    found = calibrate(Platform("box", (absent, D0, gone)), clock)
     assert {name for name, _, _ in clock.timed} == {"d0"}
     assert found.left_out == {
         "absent": "not calibrated: absent is missing; its stages would run on the CPU (none is plugged in)",
@@ -209,7 +210,7 @@ def test_stand_ins_and_missing_devices_are_left_out(calibrate):
     assert found.comments[-2:] == tuple(found.left_out.values())
     assert [device.model is None for device in found.platform.devices] == [True, False, True]
     with pytest.raises(PlatformError, match="no device of platform box can be calibrated: not calibrated: absent"):
-        calibrate(Platform("box", (absent,)), warn=[].append)
+        calibrate(Platform("box", (absent,)))
 
 
 def test_a_model_that_does_not_compile_names_the_device(calibrate):
@@ -218,8 +219,8 @@ def test_a_model_that_does_not_compile_names_the_device(calibrate):
 
 
 def test_layer_times_give_way_to_the_model(calibrate):
-    warned: list[str] = []
-    found = calibrate(Platform("box", (replace(D0, layer_times="times.json"),)), warn=warned.append)
+    warned = log_lines("WARNING")
+    found = calibrate(Platform("box", (replace(D0, layer_times="times.json"),)))
     assert found.platform.devices[0].layer_times == ""
     assert warned == ["d0: its calibrated model takes the place of its layer times"]
 

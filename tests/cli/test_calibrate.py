@@ -78,7 +78,7 @@ def test_what_was_fitted_is_printed(box, tmp_path, capsys, json):
     devices = (Device("d0", "fake"), Device("slow", "fake", target="slow"))
     with installed(FakeBackend(devices, [FakeModel(graph, {}) for graph in several(2)])):
         sources = ["net0.relay", "net1.relay"]
-        found = calibrate_platform(sources, Platform("box", devices), count=8, timer=Clock(), warn=[].append)
+        found = calibrate_platform(sources, Platform("box", devices), count=8, timer=Clock())
     write_and_show(found, tmp_path / "out.toml", json)
     out, _ = capsys.readouterr()
     assert read_platform(tmp_path / "out.toml") == found.platform

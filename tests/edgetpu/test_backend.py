@@ -49,7 +49,7 @@ TWO = tpus("usb:0", "usb:1")
 
 def compiled(platform: Platform, content: bytes = NETWORK) -> tuple[CompiledModel, Platform]:
     lead, settled = settle_platform(platform)
-    return lead.compile(Model("net", "tflite", content), settled.devices, lambda _: None), settled
+    return lead.compile(Model("net", "tflite", content), settled.devices), settled
 
 
 def plan_of(graph: OperatorGraph, stages: list[Stage]) -> Plan:

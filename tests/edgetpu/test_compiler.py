@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("ai_edge_litert")
@@ -129,8 +130,8 @@ def test_a_report_that_lacks_a_line():
 
 def test_parts_are_compiled_together_and_once(tmp_path, compiler):
     assert find_compiler() == compiler
-    told = []
-    made = compile_parts(PARTS, NAMES, tell=told.append)
+    told = log_lines("INFO")
+    made = compile_parts(PARTS, NAMES)
     assert [content for content, _ in made] == PARTS
     reports = [report for _, report in made]
     assert [report.mapped for report in reports] == [12, 12]
@@ -139,7 +140,7 @@ def test_parts_are_compiled_together_and_once(tmp_path, compiler):
     assert reports[0].on_chip_remaining_bytes == reports[1].on_chip_remaining_bytes > 0  # one cache for both
     assert calls(tmp_path) == ["part0.tflite part1.tflite"]
     assert told == ["compiling stage 0, stage 1 with edgetpu_compiler 16.0.384591198"]
-    assert compile_parts(PARTS, ["a", "b"], tell=told.append) == made  # their names are for people
+    assert compile_parts(PARTS, ["a", "b"]) == made  # their names are for people
     assert (len(calls(tmp_path)), len(told)) == (1, 1)
     compile_parts(PARTS[::-1], NAMES)  # the first has the cache first
     compile_parts(PARTS[:1], NAMES[:1])
@@ -230,10 +231,10 @@ def test_a_compiler_that_does_not_say_its_version(compiler):
 
 def test_two_at_once_compile_the_same_parts_once(tmp_path, compiler):
     """The second waits for the first, and takes what it has made."""
-    said = []
+    said = log_lines("INFO")
     wrap(compiler, '[ "$1" = --version ] || sleep 0.3; exec')
     with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(compile_parts, PARTS, NAMES, tell=said.append) for _ in range(2)]
+        both = [pool.submit(compile_parts, PARTS, NAMES) for _ in range(2)]
         one, other = (done.result() for done in both)
     assert one == other
     assert sum("compiling" in line for line in said) == 1

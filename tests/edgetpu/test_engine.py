@@ -77,7 +77,7 @@ def test_float_models_run_on_tflites_kernels(tmp_path: Path, target: str) -> Non
     model = load(written(tmp_path, spectrum()))
     device = backend.settle(Device("d", "edgetpu", (CORE,), target))
     assert bool(device.stand_in) == (target == "cpu")
-    compiled = backend.compile(model, [device], print)
+    compiled = backend.compile(model, [device])
     names = [operator.name for operator in compiled.graph.operators]
     assert names == ["add_1", "rfft2d_2", "complex_abs_3"]
     assert compiled.graph.operators[0].param_bytes == 128
@@ -95,15 +95,15 @@ def test_an_edge_tpu_still_refuses_them(tmp_path: Path) -> None:
     model = load(written(tmp_path, spectrum()))
     for devices in ([Device("tpu0", "edgetpu", target="usb:0")], [ENGINE, Device("tpu0", "edgetpu", target="usb:0")]):
         with pytest.raises(ModelError, match=r"an Edge TPU only in int8 or uint8"):
-            backend.compile(model, devices, print)
+            backend.compile(model, devices)
     assert "int8" in backend.refuses(model)
 
 
 def test_a_state_goes_from_frame_to_frame_in_one_stage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load(written(tmp_path, running_sum()))
     with pytest.raises(ModelError, match="it has 2 subgraphs"):
-        backend.compile(model, [Device("tpu0", "edgetpu", target="usb:0")], print)
-    compiled = backend.compile(model, [ENGINE], print)
+        backend.compile(model, [Device("tpu0", "edgetpu", target="usb:0")])
+    compiled = backend.compile(model, [ENGINE])
     assert "net is one stage, because it cannot be cut: it has 2 subgraphs" in caplog.text
     [operator] = compiled.graph.operators
     assert operator.ordered

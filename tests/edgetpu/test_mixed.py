@@ -101,7 +101,7 @@ def platform(cache) -> Platform:
 @pytest.fixture(scope="module")
 def model(platform) -> SlicedModel:
     lead, _ = settle_platform(DESK)
-    return lead.compile(Model("net", "tflite", NETWORK), platform.devices, lambda _: None)
+    return lead.compile(Model("net", "tflite", NETWORK), platform.devices)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_the_edge_tpu_backend_cuts_for_both_in_whichever_order_they_stand(model,
         lead, settled = settle_platform(Platform("desk", devices))
         assert isinstance(lead, SlicedBackend)
         assert set(lead.backends.values()) == {find_backend("edgetpu"), find_backend("host")}
-        assert lead.compile(Model("net", "tflite", NETWORK), settled.devices, print).graph == model.graph
+        assert lead.compile(Model("net", "tflite", NETWORK), settled.devices).graph == model.graph
         assert list(settled.stand_ins) == ["tpu0"]
     assert all(device.target for device in platform.devices)  # the host's was settled by its own backend
 
@@ -192,7 +192,7 @@ def test_tensors_cross_under_the_names_and_types_of_the_file(model, platform):
 def test_stages_of_tvm_alone_give_what_tvm_gives_for_the_whole_file(model, platform, frames):
     """Slices are compiled one by one, and no rounding depends on what else a compilation holds."""
     host = [device for device in platform.devices if device.backend == "host"]
-    whole = find_backend("host").compile(Model("net", "tflite", NETWORK, model.graph.inputs), host, lambda _: None)
+    whole = find_backend("host").compile(Model("net", "tflite", NETWORK, model.graph.inputs), host)
     expected = outputs_of(whole, cut(whole, ("cpu0", 0, len(whole.graph))), platform, frames)
     found = outputs_of(model, cut(model, ("cpu0", 0, 3), ("cpu1", 3, 6)), platform, frames)
     np.testing.assert_array_equal(found, expected)
@@ -247,7 +247,7 @@ def twins() -> bytes:
 def test_what_tvm_computes_once_is_given_under_both_names(platform):
     lead, _ = settle_platform(DESK)
     content = twins()
-    model = lead.compile(Model("twins", "tflite", content), platform.devices, lambda _: None)
+    model = lead.compile(Model("twins", "tflite", content), platform.devices)
     frames = [random_feeds(model.graph, seed) for seed in range(5)]
     for stages in ([("cpu0", 0, 2), ("tpu0", 2, 3)], [("cpu0", 0, 3)]):
         with Pipeline(model, cut(model, *stages), platform) as pipeline:

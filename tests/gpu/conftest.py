@@ -89,7 +89,7 @@ def compiled() -> Callable[..., RelayModel]:
     @cache
     def compile_(name: str, host: str, *targets: str) -> RelayModel:
         model = as_model(name, *relay_module(name))
-        return RelayModel.compile(model, targets, bind, lambda _: None, host=host)
+        return RelayModel.compile(model, targets, bind, host=host)
 
     return compile_
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -136,7 +137,7 @@ def test_a_platform_prepares_its_own_devices_and_none_of_an_earlier_platform(
     """A process that changed from OpenCL to CUDA prepared OpenCL at each compile, and failed where its loader left."""
     prepared: list[tuple[str, str | None]] = []
 
-    def prepare(kind: str, progress: object) -> None:
+    def prepare(kind: str) -> None:
         prepared.append((kind, os.environ.get("POCL_MAX_PTHREAD_COUNT")))
 
     monkeypatch.setattr(runtimes, "ready_to_run", prepare)
@@ -147,7 +148,7 @@ def test_a_platform_prepares_its_own_devices_and_none_of_an_earlier_platform(
     cuda = backend.settle(gpu("cuda", cores=(CORES[0],)))
     for device in (opencl, cuda):
         with pytest.raises(ModelError, match="compiled"):
-            backend.compile(MODEL, [*host.detect(), device], print)
+            backend.compile(MODEL, [*host.detect(), device])
     assert prepared == [("opencl", "1"), ("cuda", None)]
     assert "POCL_MAX_PTHREAD_COUNT" not in os.environ
 
@@ -267,7 +268,7 @@ def test_a_bundle_for_another_gpu(drivers: Drivers, monkeypatch, tmp_path, made_
     drivers.have(**made_on)
     install(monkeypatch, Compiling())
     chosen, platform = settle_platform(Platform("board", (gpu(),)))
-    model = chosen.compile(Model("chain", "onnx", b""), platform.devices, lambda _: None)
+    model = chosen.compile(Model("chain", "onnx", b""), platform.devices)
     plan = make_plan(model.graph, (["gpu"], [operator.name for operator in model.graph.operators]))
     write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, unmeasured(model.graph), plan, model))
     drivers.have(**here)
@@ -285,14 +286,14 @@ def test_a_bundle_of_another_model_of_gpu_is_used_with_a_warning(drivers: Driver
     drivers.have(cuda=CUDA_GEFORCE)
     install(monkeypatch, Compiling())
     chosen, platform = settle_platform(Platform("board", (gpu("cuda"),)))
-    model = chosen.compile(Model("chain", "onnx", b""), platform.devices, lambda _: None)
-    profile = measured_profile(Compiled(chosen, model, platform), repeats=2, warn=lambda _: None)
+    model = chosen.compile(Model("chain", "onnx", b""), platform.devices)
+    profile = measured_profile(Compiled(chosen, model, platform), repeats=2)
     plan = make_plan(model.graph, (["gpu"], [operator.name for operator in model.graph.operators]))
     write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, profile, plan, model))
 
     def said() -> list[str]:
-        lines: list[str] = []
-        with opened_bundle(tmp_path / "net.tar", lines.append):
+        lines = log_lines("WARNING")
+        with opened_bundle(tmp_path / "net.tar"):
             return lines
 
     assert said() == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -64,7 +65,7 @@ def platform(cpu: Device, gpu: Device) -> Platform:
 
 @pytest.fixture
 def model(platform: Platform) -> Iterator[RelayModel]:
-    compiled = backend.compile(detector(), platform.devices, lambda _: None)
+    compiled = backend.compile(detector(), platform.devices)
     yield compiled
     compiled.close()
 
@@ -134,11 +135,11 @@ def test_nms_stays_on_the_cpu(model: RelayModel, platform: Platform, gpu: Device
 def test_it_is_said_at_each_compile_and_found_out_once(
     platform: Platform, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines: list[str] = []
+    lines = log_lines("INFO")
     found = []
     for _ in range(2):
         with caplog.at_level(logging.WARNING):
-            model = backend.compile(detector(), platform.devices, lines.append)
+            model = backend.compile(detector(), platform.devices)
         [record] = [record for record in caplog.records if record.name.endswith("agreement")]
         assert record.getMessage().startswith(
             f"gpu: {nms_of(model)} stays on other devices: against the CPU, its result"
@@ -149,7 +150,7 @@ def test_it_is_said_at_each_compile_and_found_out_once(
     assert lines.count(CHECKING) == 1
     [record_file] = (own_cache / "agreed").iterdir()
     record_file.write_text("damaged")
-    assert backend.compile(detector(), platform.devices, lines.append).refused == found[0]
+    assert backend.compile(detector(), platform.devices).refused == found[0]
     assert lines.count(CHECKING) == 2
 
 
@@ -194,7 +195,7 @@ def test_operators_that_differ_are_refused_whatever_the_order(
     chosen = convolutions(branching)[1:3]
     model = spoilt(branching, gpu, chosen, gpu_first)
     devices = platform.devices[::-1] if gpu_first else platform.devices
-    check_agreement(model, devices, lambda _: None)
+    check_agreement(model, devices)
     assert set(model.refused) == {compiler_target(gpu.target)}
     assert model.computes(gpu) == [name for name in names(model) if name not in chosen]
     assert f"gpu: {', '.join(chosen)} stay on other devices: against the CPU, its result" in caplog.text
@@ -211,7 +212,7 @@ def test_without_a_cpu_a_difference_is_an_error(
     model = compiled("branching", cpu.target, gpu.target, other.target)
     [first, *_] = convolutions(model)
     with pytest.raises(ModelError, match=r"computes something else for 'cuda .* than for 'cuda .*128"):
-        check_agreement(spoilt(model, gpu, [first], gpu_first=True), [gpu, other], lambda _: None)
+        check_agreement(spoilt(model, gpu, [first], gpu_first=True), [gpu, other])
 
 
 def test_a_gpu_that_computes_nothing_is_an_error(branching: RelayModel, platform: Platform, gpu: Device) -> None:
@@ -220,7 +221,7 @@ def test_a_gpu_that_computes_nothing_is_an_error(branching: RelayModel, platform
     with pytest.raises(
         ModelError, match=r"branching: 'cuda .*' can compute none of its \d+ operators .*leave that device"
     ):
-        check_agreement(model, platform.devices, lambda _: None)
+        check_agreement(model, platform.devices)
     assert model.refused == {}
 
 
@@ -249,7 +250,7 @@ def test_cuts_that_differ_in_front_of_nms_are_an_error(model: RelayModel, platfo
     """All results of the model come out of the CPU, and those of the GPU's stages are compared where NMS reads them."""
     wrong = Off("detector", [replace(each, folder=None) for each in model.libraries.values()], bind)
     with pytest.raises(ModelError, match=r"detector: cut into .* for 'cuda .*than unsplit: output get_valid_counts"):
-        check_agreement(wrong, platform.devices, lambda _: None)
+        check_agreement(wrong, platform.devices)
 
 
 def test_an_operator_that_fails_is_refused(
@@ -257,7 +258,7 @@ def test_an_operator_that_fails_is_refused(
 ) -> None:
     model = spoilt(branching, gpu, [])
     software_cuda.fail_allocation()
-    check_agreement(model, platform.devices, lambda _: None)
+    check_agreement(model, platform.devices)
     [(name, why)] = model.refused[compiler_target(gpu.target)].items()
     assert name == names(model)[0]
     assert why.startswith("it fails there: ")
@@ -270,5 +271,5 @@ def test_a_failure_that_ends_all_work_of_the_gpu_is_an_error(
     model = spoilt(branching, gpu, [])
     software_cuda.fail_launch(2)
     with pytest.raises(ModelError, match=r"operator \S+ ends all work of this process for 'cuda .*; leave that device"):
-        check_agreement(model, platform.devices, lambda _: None)
+        check_agreement(model, platform.devices)
     assert model.refused == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tvm_pipeline
-from tests.guards.sources import CORE, PLUGINS, ROOT, docstrings, files, is_here, name, tree
+from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, docstrings, files, is_here, name, tree
 
 PUBLIC = [
     *("Bundle", "CompiledPipeline", "Decision", "Device", "DeviceProfile", "Evaluation", "Link", "Model"),
@@ -300,6 +300,17 @@ def test_the_guard_sees_an_option() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- docstrings
+
+
+def test_steps_and_doubts_go_to_the_log() -> None:
+    """No function takes another one that it tells of steps or doubts: records of `logging` do that."""
+    found = []
+    for path in files(CORE, BACKENDS, PLUGINS):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.arguments):
+                names = {one.arg for one in (*node.posonlyargs, *node.args, *node.kwonlyargs)}
+                found += [f"{name(path)}: {one}" for one in names & {"tell", "warn", "progress"}]
+    assert found == []
 
 
 def test_guards_say_what_they_guard() -> None:

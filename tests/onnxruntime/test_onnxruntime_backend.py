@@ -86,7 +86,7 @@ def test_every_cut_has_the_bits_of_the_unsplit_session(write: Callable[[Path], P
     import random
 
     model = load(write(tmp_path / "net.onnx"))
-    compiled = backend.compile(model, [DEVICE], print)
+    compiled = backend.compile(model, [DEVICE])
     frame = noise(model)
     same, fused = (unsplit(model, frame, f"ORT_ENABLE_{level}") for level in ("BASIC", "ALL"))
     for seed in range(6):
@@ -114,7 +114,7 @@ def test_what_depends_on_data_is_one_operator() -> None:
     ]
     nodes[5], nodes[6] = nodes[6], nodes[5]
     model = net(nodes, {"y": []})
-    compiled = backend.compile(model, [DEVICE], print)
+    compiled = backend.compile(model, [DEVICE])
     kinds = [operator.kind for operator in compiled.graph.operators]
     assert len(kinds) == 4
     assert {"relu", "exp", "add"} < set(kinds)
@@ -145,7 +145,7 @@ def test_subgraphs_take_what_they_read_along() -> None:
     ]
     constants = (("weight", np.full((4,), 3, np.float32)), ("zero", np.zeros((), np.float32)))
     model = net(nodes, {"y": [1, 2, 4, 4]}, *constants)
-    compiled = backend.compile(model, [DEVICE], print)
+    compiled = backend.compile(model, [DEVICE])
     [chosen] = [operator for operator in compiled.graph.operators if operator.kind == "if"]
     assert set(chosen.inputs) == {"positive", "a"}
     assert chosen.param_bytes == 16
@@ -170,7 +170,7 @@ def one(kind: str, **attributes: object) -> list[object]:
 )
 def test_what_it_cannot_run(make: Callable[[], Model], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        backend.compile(make(), [DEVICE], print)
+        backend.compile(make(), [DEVICE])
     assert backend.refuses(make())
 
 
@@ -191,7 +191,7 @@ def test_a_frame_that_it_cannot_compute() -> None:
         helper.make_node("Cast", ["x"], ["places"], to=TensorProto.INT64),
         helper.make_node("Gather", ["table", "places"], ["y"]),
     ]
-    compiled = backend.compile(net(nodes, {"y": [1, 2, 4, 4]}, ("table", np.ones(3, np.float32))), [DEVICE], print)
+    compiled = backend.compile(net(nodes, {"y": [1, 2, 4, 4]}, ("table", np.ones(3, np.float32))), [DEVICE])
     stage = compiled.stage([operator.name for operator in compiled.graph.operators], DEVICE)
     outputs = [port.buffer() for port in stage.outputs]
     with pytest.raises(RunError, match=r"net: onnxruntime cannot compute a frame: .*Gather"):
@@ -204,7 +204,7 @@ def test_a_frame_that_it_cannot_compute() -> None:
 
 
 def test_a_damaged_saved_model(tmp_path: Path) -> None:
-    compiled = backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE], print)
+    compiled = backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE])
     compiled.save(tmp_path, [], Platform("p", (DEVICE,)))
     (tmp_path / "model.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:99])
     with pytest.raises(BundleError, match="damaged compiled model"):

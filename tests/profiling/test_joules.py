@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import PowerError
@@ -72,8 +73,8 @@ def profiled(*devices: str) -> tuple[Platform, Profile]:
 def test_joules_are_those_above_idle_and_shared_by_power() -> None:
     sensor = Counting()
     platform, profile = profiled("d0")
-    told: list[str] = []
-    found = profile_joules(working(sensor, "d0"), platform, profile, sensor, told.append, PACE)
+    told = log_lines("INFO")
+    found = profile_joules(working(sensor, "d0"), platform, profile, sensor, PACE)
     assert found.idle is not None
     assert (found.idle.sensor, found.idle.covers) == ("counting", "the test")
     assert found.idle.power_w == pytest.approx(IDLE_W, rel=0.01)

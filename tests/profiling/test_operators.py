@@ -10,6 +10,7 @@ import pytest
 
 from tests.profiling.machine import Clock, Machine, by_operator, chain_machine
 from tests.support.fake_backend import FakeBackend, FakeRunner, fake_platform
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, plan, profile_model
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device, Transfer
@@ -249,8 +250,8 @@ def test_a_device_with_a_model_is_left_to_it_unless_a_stand_in_computes(clock: C
 def test_devices_take_turns_in_rounds(clock: Clock, repeats: int, each_round: int) -> None:
     """A load that passes meets all devices and both phases; a round has two passes at least."""
     machine = chain_machine(clock, {"d0": (MS,), "d1": (MS,)})
-    platform, said = fake_platform("d0", "d1"), list[str]()
-    profile_model(FakeBackend(platform.devices, [machine]), machine, platform, repeats, said.append)
+    platform, said = fake_platform("d0", "d1"), log_lines("INFO")
+    profile_model(FakeBackend(platform.devices, [machine]), machine, platform, repeats)
     assert machine.repeats == {"d0": [each_round] * ROUNDS, "d1": [each_round] * ROUNDS}
     phases = ("operators on d0", "operators on d1", "d0 and d1 together")
     expected = [f"{phase}, round {round_} of {ROUNDS}" for round_ in range(1, ROUNDS + 1) for phase in phases]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.profiling.machine import Clock, Kernel, Machine, chain_machine
 from tests.support.fake_backend import FakeBackend, Hook, fake_platform
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Platform, Profile, profile_model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ProfileError
@@ -59,9 +60,9 @@ def seconds(profile: Profile, device: str) -> list[float]:
 
 def test_what_was_disturbed_is_measured_again(clock: Clock, kernel: Kernel) -> None:
     """In three of the four rounds everything takes four times as long."""
-    machine, said = chain_machine(clock, {"d0": (1 * MS, 2 * MS)}), list[str]()
+    machine, said = chain_machine(clock, {"d0": (1 * MS, 2 * MS)}), log_lines("INFO")
     disturb(machine, "d0", 9 * MS, lambda: said[-1].endswith(("round 1 of 4", "round 2 of 4", "round 3 of 4")), kernel)
-    profile = measured(machine, fake_platform("d0"), progress=said.append)
+    profile = measured(machine, fake_platform("d0"))
     assert seconds(profile, "d0") == pytest.approx([1 * MS, 2 * MS])
     assert max(profile.devices["d0"].uncertainty.values()) == pytest.approx(0.0, abs=1e-9)
     assert profile.warnings == ()
@@ -105,9 +106,9 @@ def test_a_strict_profile_of_a_quiet_machine_is_a_profile(clock: Clock, kernel: 
 
 def test_a_busy_factor_is_that_of_undisturbed_passes(clock: Clock, kernel: Kernel) -> None:
     machine = chain_machine(clock, {"d0": (MS,), "d1": (MS,)}, together={"d0": 1.5, "d1": 1.5})
-    said: list[str] = []
+    said = log_lines("INFO")
     disturb(machine, "d0", 5 * MS, lambda: "together, round" in said[-1] and "round 4" not in said[-1], kernel)
-    profile = measured(machine, fake_platform("d0", "d1"), progress=said.append)
+    profile = measured(machine, fake_platform("d0", "d1"))
     assert profile.devices["d0"].busy_factor == pytest.approx(1.5)
 
 
@@ -132,9 +133,9 @@ def test_a_difference_between_equal_devices_is_believed_when_it_repeats(clock: C
 
 def test_a_difference_that_does_not_repeat_is_not_believed(clock: Clock, kernel: Kernel) -> None:
     """The kernel tells nothing of what slowed the device down."""
-    machine, said = chain_machine(clock, {"d0": (1 * MS, 2 * MS), "d1": (1 * MS, 2 * MS)}), list[str]()
+    machine, said = chain_machine(clock, {"d0": (1 * MS, 2 * MS), "d1": (1 * MS, 2 * MS)}), log_lines("INFO")
     disturb(machine, "d1", 1 * MS, lambda: said[-1] != "d0 and d1 again, because they are equal and differ")
-    profile = measured(machine, TWINS, progress=said.append)
+    profile = measured(machine, TWINS)
     assert seconds(profile, "d0") == seconds(profile, "d1")
     assert sum(seconds(profile, "d0")) == pytest.approx(3 * MS)
     assert "device d1 seemed 33% slower than its equal d0, which did not repeat; they have the same figures" in (
@@ -166,7 +167,7 @@ def test_a_core_that_never_is_as_fast_as_its_equal_counts_as_another_kind(clock:
     """Else nothing on it would ever be undisturbed."""
     machine = chain_machine(clock, {"d0": (MS,), "d1": (MS,)})
     benches = {device: Bench(machine, device) for device in TWINS.devices}
-    rounds = Rounds(benches, REPEATS, lambda _: None, strict=False)
+    rounds = Rounds(benches, REPEATS, lambda: None, strict=False)
     d0, d1 = TWINS.devices
 
     def see(device: Device, *references_s: float) -> None:

@@ -79,7 +79,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def compiled(model: Model, cache: Path, software_cuda: SoftwareCuda) -> Iterator[RelaxModel]:
     """Provide the model for the CPU and the GPU, compiled once."""
-    made = RelaxModel.compile(model, [CPU.target, GPU.target], bind, lambda _: None)
+    made = RelaxModel.compile(model, [CPU.target, GPU.target], bind)
     yield made
     made.close()
 
@@ -288,7 +288,7 @@ def test_code_that_was_cut_short_is_refused(compiled: RelaxModel, tmp_path: Path
 
 def test_opencl_is_refused(model: Model, own_cache: Path) -> None:
     with pytest.raises(PlatformError, match=r"`opencl -device=mali` needs Relay.*tvm-pipeline\[relay\]"):
-        RelaxModel.compile(model, ["opencl -device=mali"], bind, lambda _: None)
+        RelaxModel.compile(model, ["opencl -device=mali"], bind)
 
 
 class TestBackend:
@@ -310,7 +310,7 @@ class TestBackend:
         backend = GpuBackend()
         gpu = backend.settle(Device("gpu", "gpu", (), "cuda"))
         assert gpu.target == GPU.target
-        compiled = backend.compile(model, [gpu], lambda _: None)
+        compiled = backend.compile(model, [gpu])
         compiled.save(tmp_path)
         check_equal(whole(backend.load(tmp_path, [gpu]), gpu, frame), whole(compiled, gpu, frame), "loaded")
         compiled.close()
@@ -319,7 +319,7 @@ class TestBackend:
         backend = GpuBackend()
         gpu = backend.settle(Device("gpu", "gpu", (), "cuda"))
         with pytest.raises(PlatformError, match=r"cannot be tuned for: .*tuning is Relay's alone"):
-            backend.tune(model, gpu, 1.0, lambda _: None)
+            backend.tune(model, gpu, 1.0)
         if any(each.kind == "opencl" for each in survey().gpus):
             with pytest.raises(PlatformError, match="OpenCL needs Relay"):
                 backend.settle(Device("gpu", "gpu", (), "opencl"))

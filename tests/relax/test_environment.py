@@ -92,7 +92,7 @@ def test_tuning_is_relays_alone(net: Path, capfd: pytest.CaptureFixture[str], mo
 
 def test_what_relay_compiled_is_refused_with_where_it_runs(net: Path, tmp_path: Path) -> None:
     """A saved model of before names no IR, and is Relay's."""
-    model = RelaxModel.compile(load(net), ["llvm"], lambda _: None, lambda _: None)
+    model = RelaxModel.compile(load(net), ["llvm"], lambda _: None)
     folder = tmp_path / "saved"
     folder.mkdir()
     model.save(folder)

@@ -60,7 +60,7 @@ def compiled(request: pytest.FixtureRequest, model: Model, cache: Path) -> tuple
     device = device_of(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(cache))
-        return RelaxModel.compile(model, [device.target], bind, lambda _: None), device
+        return RelaxModel.compile(model, [device.target], bind), device
 
 
 def outputs(
@@ -107,7 +107,7 @@ def test_operators_run_in_blocks(compiled: tuple[CompiledModel, Device]) -> None
 def test_stages_of_two_targets_agree(model: Model, frame: dict[str, Array], own_cache: Path) -> None:
     """Libraries of different vectors share one graph, and a cut between them is near the unsplit model."""
     devices = [device_of(8), device_of(4)]
-    compiled = RelaxModel.compile(model, [device.target for device in devices], bind, lambda _: None)
+    compiled = RelaxModel.compile(model, [device.target for device in devices], bind)
     right, draw = whole(compiled, devices[0], frame), Random(2)
     for _ in range(3):
         parts = random_stages(compiled.graph, draw, 3)
@@ -161,8 +161,8 @@ def test_memory_order_needs_no_more(model: Model, cache: Path, frame: dict[str, 
     device = device_of(4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(cache))
-        ordered = RelaxModel.compile(model, [device.target], bind, lambda _: None, "memory")
-        listed = RelaxModel.compile(model, [device.target], bind, lambda _: None)
+        ordered = RelaxModel.compile(model, [device.target], bind, "memory")
+        listed = RelaxModel.compile(model, [device.target], bind)
     names = [operator.name for operator in ordered.graph.operators]
     before, after = ordered.activation_bytes(names, device)
     assert after <= before == listed.activation_bytes(names, device)[1]

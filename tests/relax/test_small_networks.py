@@ -31,7 +31,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
         @cache
         def compile_(name: str) -> RelaxModel:
             targets = [device.target for device in DEVICES]
-            return RelaxModel.compile(onnx_network(name), targets, lambda _: None, lambda _: None)
+            return RelaxModel.compile(onnx_network(name), targets, lambda _: None)
 
         yield compile_
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Plan, Stage
 from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Prediction
@@ -129,11 +130,11 @@ def test_a_turn_has_the_joules_of_the_frames_that_came_out_meanwhile() -> None:
 
 
 def test_a_sensor_that_fails_is_said_once_and_the_turn_has_no_joules() -> None:
-    sensor, problem, said = Work(), example_problem(), list[str]()
+    sensor, problem, said = Work(), example_problem(), log_lines("WARNING")
     plan = Plan("net", "by hand", "throughput", (Stage(("d0",), ("double", "increment")),), Prediction(100.0))
     with Meter(sensor) as meter:
         sensor.broken = True
-        run = metered(runner(drawing(sensor), problem.platform), problem, meter, said.append)
+        run = metered(runner(drawing(sensor), problem.platform), problem, meter)
         turns = [run(plan, 0.02) for _ in range(2)]
     assert [turn.energy for turn in turns] == [None, None]
     assert said == ["work: unplugged; the joules of its frames are not measured"]
@@ -198,9 +199,9 @@ def test_a_run_leaves_out_what_the_sensor_was_silent_of() -> None:
 
 
 def test_a_run_whose_sensor_fails_keeps_what_was_measured() -> None:
-    sensor, progress, said = Work(), [(1, time.perf_counter())], list[str]()
+    sensor, progress, said = Work(), [(1, time.perf_counter())], log_lines("WARNING")
     with Meter(sensor) as meter:
-        energy = RunEnergy(meter, lambda: progress[-1], None, said.append)
+        energy = RunEnergy(meter, lambda: progress[-1], None)
         energy.update()  # that frame came before the sensor
         progress.append((2, time.perf_counter()))
         energy.update()

@@ -55,7 +55,7 @@ class TwoModes(PowerModes):
         return mode.name == self.now
 
     @contextmanager
-    def mode_set(self, mode: PowerMode, tell: Callable[[str], None], warn: Callable[[str], None]) -> Iterator[None]:
+    def mode_set(self, mode: PowerMode) -> Iterator[None]:
         before = self.now
         self._set(mode.name)
         try:

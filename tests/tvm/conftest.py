@@ -45,7 +45,7 @@ def compiled(target: str) -> Callable[..., RelayModel]:
 
     @cache
     def compile_(name: str, *targets: str) -> RelayModel:
-        return RelayModel.compile(describe(name), targets or (target,), lambda _: None, lambda _: None)
+        return RelayModel.compile(describe(name), targets or (target,), lambda _: None)
 
     return compile_
 

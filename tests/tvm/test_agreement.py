@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -50,34 +51,34 @@ def weights_of(model: RelayModel, device: Device, operator: str) -> str:
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["splitting", "branching", "two_in_two_out", "int8"])
 def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_devices: Pair) -> None:
-    lines: list[str] = []
+    lines = log_lines("INFO")
     model = pair_of(compiled, name, two_devices)
     fresh = spoilt(model, two_devices)  # in no cache, so that it is checked in any case
-    check_agreement(fresh, two_devices, lines.append)
-    check_agreement(fresh, two_devices[::-1], lines.append)
+    check_agreement(fresh, two_devices)
+    check_agreement(fresh, two_devices[::-1])
     assert lines == [CHECKING] * 2
 
 
 def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> None:
-    lines: list[str] = []
+    lines = log_lines("INFO")
     model = pair_of(compiled, "branching", two_devices)
-    check_agreement(model, [two_devices[0], replace(two_devices[0], name="again")], lines.append)
-    check_agreement(model, two_devices[:1], lines.append)
+    check_agreement(model, [two_devices[0], replace(two_devices[0], name="again")])
+    check_agreement(model, two_devices[:1])
     assert lines == []
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_the_host_backend_checks_once(two_devices: Pair) -> None:
-    model, lines = as_model("shapes", *relay_module("shapes")), []
+    model, lines = as_model("shapes", *relay_module("shapes")), log_lines("INFO")
     cores = os.sched_getaffinity(0)
-    backend.compile(model, two_devices, lines.append)
+    backend.compile(model, two_devices)
     assert lines.count(CHECKING) == 1
     assert os.sched_getaffinity(0) == cores, "the caller's thread was bound"
-    backend.compile(model, two_devices, lines.append)
+    backend.compile(model, two_devices)
     assert lines.count(CHECKING) == 1
     with_others = as_model("shapes", *other_weights(relay_module("shapes")))
-    backend.compile(with_others, two_devices, lines.append)
+    backend.compile(with_others, two_devices)
     assert lines.count(CHECKING) == 2
 
 
@@ -97,7 +98,7 @@ def test_swapped_convolutions_are_refused_by_name(compiled: Compiled, two_device
     names = [operator.name for operator in model.graph.operators]
     first = min(readers[one], readers[other], key=names.index)
     with pytest.raises(ModelError) as error:
-        check_agreement(wrong, two_devices, lambda _: None)
+        check_agreement(wrong, two_devices)
     message = str(error.value)
     assert (
         f"operator {first} computes something else for 'llvm -mcpu=x86-64-v2' than for 'llvm -mcpu=x86-64-v3'"
@@ -106,7 +107,7 @@ def test_swapped_convolutions_are_refused_by_name(compiled: Compiled, two_device
     assert "off by" in message
     assert message.endswith("give its devices one target, and report this")
     with pytest.raises(ModelError, match="than for 'llvm -mcpu=x86-64-v2'"):
-        check_agreement(RelayModel("net", list(wrong.libraries.values())[::-1], lambda _: None), two_devices, print)
+        check_agreement(RelayModel("net", list(wrong.libraries.values())[::-1], lambda _: None), two_devices)
 
 
 def test_an_error_of_a_thousandth_is_found(compiled: Compiled, two_devices: Pair) -> None:
@@ -114,9 +115,7 @@ def test_an_error_of_a_thousandth_is_found(compiled: Compiled, two_devices: Pair
     name = weights_of(model, two_devices[1], model.graph.operators[0].name)
     weights = model.libraries[two_devices[1].target].params[name].numpy()
     with pytest.raises(ModelError, match=f"operator {model.graph.operators[0].name} ".replace("+", r"\+")):
-        check_agreement(
-            spoilt(model, two_devices, **{name: tvm.nd.array(weights * np.float32(1.001))}), two_devices, lambda _: None
-        )
+        check_agreement(spoilt(model, two_devices, **{name: tvm.nd.array(weights * np.float32(1.001))}), two_devices)
 
 
 @pytest.mark.thorough
@@ -127,7 +126,7 @@ def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None
     weights = model.libraries[two_devices[1].target].params[name].numpy().copy()
     weights.reshape(-1)[::7] *= -1
     with pytest.raises(ModelError, match=f"operator {operator.name} ".replace("+", r"\+")):
-        check_agreement(spoilt(model, two_devices, **{name: tvm.nd.array(weights)}), two_devices, lambda _: None)
+        check_agreement(spoilt(model, two_devices, **{name: tvm.nd.array(weights)}), two_devices)
 
 
 def test_no_number_is_equal_to_itself_alone(compiled: Compiled, two_devices: Pair) -> None:
@@ -140,10 +139,10 @@ def test_no_number_is_equal_to_itself_alone(compiled: Compiled, two_devices: Pai
         weights = library.params[name].numpy().copy()
         weights.reshape(-1)[0] = np.nan
         changed.append(replace(library, params={**library.params, name: tvm.nd.array(weights)}, folder=None))
-    check_agreement(RelayModel("net", changed, lambda _: None), two_devices, lambda _: None)
+    check_agreement(RelayModel("net", changed, lambda _: None), two_devices)
     sound = model.libraries[two_devices[1].target]
     with pytest.raises(ModelError, match=f"operator {last} .* infinite or no number in other places"):
-        check_agreement(RelayModel("net", [changed[0], sound], lambda _: None), two_devices, lambda _: None)
+        check_agreement(RelayModel("net", [changed[0], sound], lambda _: None), two_devices)
 
 
 class Beside(SliceStage):
@@ -168,4 +167,4 @@ def test_a_cut_that_computes_something_else_is_refused(compiled: Compiled, two_d
     model = pair_of(compiled, "branching", two_devices)
     libraries = [replace(library, folder=None) for library in model.libraries.values()]
     with pytest.raises(ModelError, match=r"branching: cut into conv2d\S+.* for 'llvm .*; .* than unsplit: output"):
-        check_agreement(FaultyCuts("branching", libraries, lambda _: None), two_devices, lambda _: None)
+        check_agreement(FaultyCuts("branching", libraries, lambda _: None), two_devices)

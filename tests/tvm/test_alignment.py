@@ -103,7 +103,7 @@ def test_blocked_tensors_whose_axes_change(name: str, two_devices: Pair) -> None
     body = AXES[name](weights, relay.abs(weights.conv(image(extent=8), 16)))
     mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
     targets = [device.target for device in two_devices]
-    model = RelayModel.compile(as_model(name, mod, weights.params), targets, lambda _: None, lambda _: None)
+    model = RelayModel.compile(as_model(name, mod, weights.params), targets, lambda _: None)
     frame = random_frame(model.graph.inputs)
     names = [operator.name for operator in model.graph.operators]
     for k in range(1, len(names)):

@@ -156,4 +156,4 @@ def test_a_large_model_is_compiled_for_several_targets_at_once(monkeypatch: pyte
 def test_where_one_target_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)
     with pytest.raises(ModelError, match="TVM cannot compile it for llvm -no-such=1"):
-        build_libraries(text_model("tanh(%x)"), {"llvm -no-such=1": {}, TARGET: {}}, lambda _: None)
+        build_libraries(text_model("tanh(%x)"), {"llvm -no-such=1": {}, TARGET: {}})

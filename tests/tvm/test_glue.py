@@ -121,7 +121,7 @@ def test_every_legal_cut_of_tangled_kernels_can_be_made_real(draw: Random) -> No
 def tangled(request: pytest.FixtureRequest, cpu: Device) -> RelayModel:
     name = f"tangled{request.param}"
     made = as_model(name, *tangled_module(request.param))
-    return RelayModel.compile(made, [cpu.target], lambda _: None, lambda _: None)
+    return RelayModel.compile(made, [cpu.target], lambda _: None)
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -57,13 +58,13 @@ def test_who_comes_second_waits_and_compiles_nothing(entry: Path, target: str) -
 
 
 def test_a_damaged_entry_is_compiled_anew_and_said(entry: Path, target: str, caplog) -> None:
-    code, said = entry / "kernels.so", []
+    code, said = entry / "kernels.so", log_lines("INFO")
     whole = {file.name: file.stat().st_size for file in entry.iterdir()}
     code.write_bytes(code.read_bytes()[:1000])
     left = entry.with_name(f".{entry.name}.0123abcd")  # of a process that was killed
     left.mkdir()
     with caplog.at_level(logging.WARNING, "tvm_pipeline"):
-        build_library(NET, target, said.append)
+        build_library(NET, target)
     assert "what the cache has of net" in caplog.text
     assert "kernels.so" in caplog.text
     assert f"compiling net for {target}" in said
@@ -71,7 +72,7 @@ def test_a_damaged_entry_is_compiled_anew_and_said(entry: Path, target: str, cap
     assert not left.exists()
     caplog.clear()
     said.clear()
-    build_library(NET, target, said.append)
+    build_library(NET, target)
     assert (said, caplog.text) == ([], "")
 
 

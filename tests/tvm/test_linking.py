@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -60,7 +61,7 @@ def test_a_linker_alone_makes_a_library_for_another_processor(
     linker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(linker, tmp_path, monkeypatch)
-    compile_module("net", module(), {}, TARGET, tmp_path, lambda _: None)
+    compile_module("net", module(), {}, TARGET, tmp_path)
     made = read_library(tmp_path / "kernels.so")
     assert (made.machine, made.needed) == (AARCH64, [linking.LIBM])
     assert {"expf", "erff"} <= made.undefined <= GIVEN
@@ -93,10 +94,10 @@ def test_such_a_library_loads_and_computes(tmp_path: Path, monkeypatch: pytest.M
 def test_without_a_linker_nothing_is_compiled(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(linking, "find_spec", lambda _: None)
-    said: list[str] = []
+    said = log_lines("INFO")
     for target, named in ((TARGET, "binutils-aarch64-linux-gnu"), ("llvm -mtriple=mips64-linux-gnu", "install lld")):
         with pytest.raises(PlatformError, match=rf"code for (aarch64|mips64) cannot be linked .*{named}.*\[cross\]"):
-            build_library(Model("net", "relay", b""), target, said.append)
+            build_library(Model("net", "relay", b""), target)
     assert not said
     check_linker("llvm")
     check_linker("no-such-target")
@@ -109,7 +110,7 @@ def test_what_a_linker_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     linker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(ModelError, match=r"kernels for llvm .*aarch64-linux-gnu-ld failed with status 3: no room for"):
-        compile_module("net", module(), {}, TARGET, tmp_path, lambda _: None)
+        compile_module("net", module(), {}, TARGET, tmp_path)
 
 
 def test_the_processor_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:

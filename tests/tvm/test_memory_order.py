@@ -50,7 +50,7 @@ def module(network: Callable[[Weights], relay.Expr]) -> tuple[tvm.IRModule, dict
 
 @pytest.fixture(scope="module")
 def model(target: str) -> RelayModel:
-    return RelayModel.compile(as_model("towers", *module(towers)), [target], lambda _: None, lambda _: None)
+    return RelayModel.compile(as_model("towers", *module(towers)), [target], lambda _: None)
 
 
 def names(model: RelayModel) -> list[str]:
@@ -119,7 +119,7 @@ def test_a_slice_takes_less_and_computes_the_same(model: RelayModel, cpu: Device
 @pytest.mark.thorough
 def test_no_order_needs_less(cpu: Device, target: str) -> None:
     described = as_model("two towers", *module(partial(towers, wide=(64, 48))))
-    model = RelayModel.compile(described, [target], lambda _: None, lambda _: None)
+    model = RelayModel.compile(described, [target], lambda _: None)
     plain, ordered = model.cut(names(model), cpu), in_order(model).cut(names(model), cpu)
     assert ordered.activation_bytes == least_bytes(plain) < plain.activation_bytes
 

@@ -60,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def compiled(model: Model, target: str) -> RelayModel:
-    return RelayModel.compile(model, (target,), lambda _: None, lambda _: None)
+    return RelayModel.compile(model, (target,), lambda _: None)
 
 
 def results(model: CompiledModel, stages: list[list[str]], device: Device) -> dict[str, np.ndarray]:

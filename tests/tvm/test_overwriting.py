@@ -131,7 +131,7 @@ def apart(x: relay.Expr) -> relay.Expr:
 
 def library_of(body: relay.Expr, weights: Weights, target: str, folder: Path) -> Library:
     module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
-    compile_module("network", module, weights.params, target, folder, lambda _: None)
+    compile_module("network", module, weights.params, target, folder)
     return load_library(folder)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -163,8 +164,8 @@ def test_nothing_is_gained_where_no_reader_takes_parts(tmp_path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Concat", ["x", "r"], ["y"], axis=1)]
     path = tmp_path / "net.onnx"
     path.write_bytes(onnx_bytes(nodes, shape=(1, 4, 8, 8)))
-    heard: list[str] = []
-    made = compile_source(path, warn=heard.append, memory_rewrite=True)
+    heard = log_lines("WARNING")
+    made = compile_source(path, memory_rewrite=True)
     assert made.rewriting is not None
     assert made.rewriting.operators == ()
     assert any("no concatenation of channels has only readers that could read it in parts" in line for line in heard)

@@ -243,7 +243,7 @@ def test_fields_of_a_split_cross_where_only_one_is_read(two_devices: tuple[Devic
     body = relay.concatenate([weights.conv(field, 8) for field in fields], axis=1)
     mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
     targets = [device.target for device in two_devices]
-    model = RelayModel.compile(as_model("fields", mod, weights.params), targets, lambda _: None, lambda _: None)
+    model = RelayModel.compile(as_model("fields", mod, weights.params), targets, lambda _: None)
     frame = random_frame(model.graph.inputs)
     (whole,) = model_outputs(model, run_stages(model, [(names(model), two_devices[0])], frame))
     for place in range(1, len(names(model))):

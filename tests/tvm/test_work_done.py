@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -20,8 +21,8 @@ from tvm_pipeline.tvm.relay.work_done import LINKING, WorkDone
 
 @pytest.mark.thorough
 def test_a_compile_tells_growing_shares_and_the_rest(own_cache: Path) -> None:
-    lines: list[str] = []
-    build_library(load("mlp"), "llvm", lines.append)
+    lines = log_lines("INFO")
+    build_library(load("mlp"), "llvm")
     shares = [int(found[1]) for line in lines if (found := re.search(r"compiling mlp for llvm: (\d+) %", line))]
     assert shares == sorted(set(shares))
     assert len(shares) >= 6
@@ -32,8 +33,8 @@ def test_a_compile_tells_growing_shares_and_the_rest(own_cache: Path) -> None:
 def test_a_share_is_told_once_and_the_rest_follows_from_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 1000.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    lines: list[str] = []
-    done = WorkDone("sorting", lines.append)
+    lines = log_lines("INFO")
+    done = WorkDone("sorting")
     done.reach(0.25)
     done.reach(0.25)
     done.reach(0.5)
@@ -41,8 +42,8 @@ def test_a_share_is_told_once_and_the_rest_follows_from_the_speed(monkeypatch: p
 
 
 def test_an_import_tells_growing_shares(tmp_path: Path) -> None:
-    lines: list[str] = []
-    import_model(load(write_picture_net(tmp_path / "net.onnx")), lines.append)
+    lines = log_lines("INFO")
+    import_model(load(write_picture_net(tmp_path / "net.onnx")))
     shares = [int(found[1]) for line in lines if (found := re.search(r"importing net: (\d+) %, about", line))]
     assert shares == sorted(set(shares))
     assert len(shares) >= 2

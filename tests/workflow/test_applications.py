@@ -13,7 +13,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.workflow import applications
 from tvm_pipeline.workflow.applications import MeasuredApplication
-from tvm_pipeline.workflow.steps import Compiled, Say
+from tvm_pipeline.workflow.steps import Compiled
 
 
 class Nowhere:
@@ -24,7 +24,7 @@ class Nowhere:
         self.preprocessing = {"fit": "stretch"}
         self.said = ("frames come from nowhere",)
 
-    def measure(self, made: Compiled, profile: Profile, tell: Say) -> MeasuredApplication:
+    def measure(self, made: Compiled, profile: Profile) -> MeasuredApplication:
         run = runner(made.compiled, made.platform)
         return MeasuredApplication(made.compiled.graph, profile, run, {"source": self.source})
 

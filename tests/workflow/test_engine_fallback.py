@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -49,8 +50,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(path: Path) -> tuple[Compiled, list[str]]:
-    warnings: list[str] = []
-    return compile_source(path, warn=warnings.append), warnings
+    warnings = log_lines("WARNING", of="tvm_pipeline.workflow")
+    return compile_source(path), warnings
 
 
 @pytest.mark.usefixtures("machine")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from tests.cli.conftest import cli
+from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.workflow import machine as door
 from tvm_pipeline.workflow.machine import GROUP, HERE, opened_machine
@@ -16,8 +18,8 @@ __all__ = ["cli"]
 
 
 @contextmanager
-def echoing(address, tell):
-    tell(f"reached {address}")
+def echoing(address):
+    logging.getLogger(door.__name__).info(f"reached {address}")
     yield address
 
 
@@ -29,21 +31,21 @@ def reachable(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
 
 def test_without_an_address_it_is_this_machine(monkeypatch):
     reachable(monkeypatch)
-    with opened_machine(None, pytest.fail) as machine:
+    with opened_machine(None) as machine:
         assert machine is HERE
 
 
 def test_a_package_is_given_the_address(monkeypatch):
     reachable(monkeypatch, f"{__name__}:echoing", f"{__name__}:echoing")  # a package that is installed twice
-    told = []
-    with opened_machine("attic:9190", told.append) as machine:
+    told = log_lines("INFO")
+    with opened_machine("attic:9190") as machine:
         assert machine == "attic:9190"
     assert told == ["reached attic:9190"]
 
 
 def test_two_packages_are_refused(monkeypatch):
     reachable(monkeypatch, f"{__name__}:echoing", "other:reached")
-    with pytest.raises(OptionError, match="other:reached"), opened_machine("attic:9190", pytest.fail):
+    with pytest.raises(OptionError, match="other:reached"), opened_machine("attic:9190"):
         pass
 
 

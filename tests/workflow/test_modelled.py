@@ -11,6 +11,7 @@ import pytest
 
 from tests.calibration.test_measuring import Backend
 from tests.profiling.test_layer_times import lawful, network, several
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Device, Platform
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform_text import platform_toml
@@ -52,8 +53,8 @@ def test_a_graph_is_planned_from_models_and_says_so(cli, graph, file):
 
 
 def test_a_model_is_compiled_and_not_measured(model, file):
-    heard: list[str] = []
-    with planned(str(model), platform=file(HERE), tell=heard.append, warn=[].append, from_models=True) as subject:
+    heard = log_lines("INFO")
+    with planned(str(model), platform=file(HERE), from_models=True) as subject:
         assert not subject.profile.devices
         assert subject.compiled is not None
         assert not subject.not_here
@@ -63,9 +64,9 @@ def test_a_model_is_compiled_and_not_measured(model, file):
 
 def test_others_of_the_platform_are_measured(model, file):
     both = file(HERE, Device("same", cores=(0,)))
-    with planned(str(model), platform=both, warn=[].append, from_models=True) as subject:
+    with planned(str(model), platform=both, from_models=True) as subject:
         assert set(subject.profile.devices) == {"same"}
-    with planned(str(model), platform=file(HERE), warn=[].append) as subject:  # as `bench` and `deploy` ask
+    with planned(str(model), platform=file(HERE)) as subject:  # as `bench` and `deploy` ask
         assert set(subject.profile.devices) == {"cpu0"}
 
 
@@ -82,8 +83,8 @@ def test_a_profile_wins(cli, graph, file, tmp_path):
 def test_a_platform_that_is_not_here_needs_no_device(model, file):
     """All its devices are modelled, so the model is compiled for this machine, for its operators alone."""
     away = file(HERE, ELSEWHERE)
-    heard: list[str] = []
-    with planned(str(model), platform=away, tell=heard.append, warn=[].append, from_models=True) as subject:
+    heard = log_lines("INFO")
+    with planned(str(model), platform=away, from_models=True) as subject:
         assert subject.compiled is None
         assert "4095" in subject.not_here
         assert [device.name for device in subject.platform.devices] == ["cpu0", "big"]
@@ -102,7 +103,7 @@ def test_plans_are_not_tried_out_on_a_stand_in(file, tmp_path):
     absent = Device("absent", "fake", model=ROOFLINE)
     with installed(Backend([absent], [FakeModel(graph, {})])):
         source = str(tmp_path / "net0.relay")
-        with planned(source, platform=file(absent), warn=[].append, from_models=True) as subject:
+        with planned(source, platform=file(absent), from_models=True) as subject:
             assert subject.not_here.startswith("absent not here: figures are modelled")
             assert subject.compiled is None
             assert not subject.profile.devices

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.profiling.test_joules import PACE, Counting, profiled, working
 from tests.support.guests import guests
+from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.power import Found
 from tvm_pipeline.workflow.power_meter import opened_meter, required_sensor, with_joules
 
 
-def test_without_a_sensor_there_is_no_meter(tmp_path: Path) -> None:
-    with guests(), opened_meter("", pytest.fail) as meter:
+def test_without_a_sensor_there_is_no_meter() -> None:
+    with guests(), opened_meter("") as meter:
         assert meter is None
     with (
         pytest.raises(OptionError, match="`power_sensor` lamp: no sensor of this machine has this name"),
-        opened_meter("lamp", pytest.fail, root=tmp_path),
+        opened_meter("lamp"),
     ):
         pass
 
@@ -37,12 +36,12 @@ def test_power_without_a_sensor_says_what_was_looked_for_and_what_to_do() -> Non
 @pytest.mark.thorough
 def test_a_profile_whose_sensor_fails_stays_without_joules() -> None:
     platform, profile = profiled("d0")
-    said: list[str] = []
+    said = log_lines("WARNING")
     failing = Counting(reads=20)
     model = working(failing, "d0")
-    assert with_joules(model, platform, profile, failing, print, said.append, PACE) is profile
+    assert with_joules(model, platform, profile, failing, PACE) is profile
     assert said == ["counting: unplugged. The profile has no joules"]
     sensor = Counting(grows_w=20.0)
-    found = with_joules(working(sensor, "d0"), platform, profile, sensor, print, said.append, PACE)
+    found = with_joules(working(sensor, "d0"), platform, profile, sensor, PACE)
     assert found.idle is not None
     assert "the idle machine drew" in said[1]

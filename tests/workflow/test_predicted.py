@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.profiling.test_layer_times import lawful, network, several, times_of
+from tests.support.log_lines import log_lines
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import PlatformError, ProfileError
 from tvm_pipeline.profiling.layer_times import DeviceNote, LayerTimes, read_layer_times, write_layer_times
@@ -47,8 +48,8 @@ def graph(tmp_path) -> Path:
 
 
 def test_a_graph_is_planned_for_devices_that_are_not_here(board, graph):
-    warned: list[str] = []
-    with planned(str(graph), platform=board, warn=warned.append) as subject:
+    warned = log_lines("WARNING")
+    with planned(str(graph), platform=board) as subject:
         decision, profile = decide(subject.problem(), compiled=subject.compiled)
     assert decision.plan.predicted.uncertainty < 0.01
     single = next(plan for plan in decision.candidates if plan.devices == ("big",))
@@ -71,21 +72,21 @@ def test_measured_figures_stay(board, graph, tmp_path):
     asked = network("asked", np.random.default_rng(9))
     measured = Profile(asked.name, asked.fingerprint, {"little": lawful(asked, 7.0)})
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(measured))
-    with planned(str(graph), platform=board, profile=tmp_path / "profile.json", warn=[].append) as subject:
+    with planned(str(graph), platform=board, profile=tmp_path / "profile.json") as subject:
         assert subject.profile.devices["little"] == measured.devices["little"]
         assert subject.profile.devices["big"].predicted_from
 
 
 def test_operators_of_unknown_kinds_are_counted(board, graph, tmp_path):
     graph.write_text(graph.read_text().replace('"kind":"max_pool2d"', '"kind":"lrn"'))
-    warned: list[str] = []
-    with planned(str(graph), platform=board, warn=warned.append):
+    warned = log_lines("WARNING")
+    with planned(str(graph), platform=board):
         assert "4 of 12 operators are of kinds that it does not have" in warned[0]
 
 
 def test_a_model_is_compiled_here_for_its_operators_alone(board, model):
-    heard: list[str] = []
-    with planned(str(model), platform=board, tell=heard.append, warn=[].append) as subject:
+    heard = log_lines("INFO")
+    with planned(str(model), platform=board) as subject:
         assert subject.compiled is None
         assert "devices that are predicted from shapes" in subject.not_here
         assert set(subject.profile.devices) == {"big", "little"}
@@ -106,7 +107,7 @@ def test_a_missing_file_is_named(board, graph):
     (board.parent / "times/little.json").unlink()
     with (
         pytest.raises(ProfileError, match=r"cannot read .*times/little\.json"),
-        planned(str(graph), platform=board, warn=[].append),
+        planned(str(graph), platform=board),
     ):
         pass
 

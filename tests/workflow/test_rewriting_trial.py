@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tvm_pipeline.backends.contract import Array, MemoryRewriting, Order, Progress
+from tvm_pipeline.backends.contract import Array, MemoryRewriting, Order
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -69,7 +69,7 @@ class Joins(FakeBackend):
         self.refused = self.hindrances
         self.is_quantized = self.dtype == "int8"
 
-    def rewriting(self, model: Model, progress: Progress) -> Joins:
+    def rewriting(self, model: Model) -> Joins:
         return self
 
     def peak_bytes(self, chosen: Sequence[str]) -> int:
@@ -102,12 +102,12 @@ class Joins(FakeBackend):
 
     def make(self, model: Model) -> FakeModel:
         order: Order = "memory"
-        self.compiled.append(self.compile(model, [CPU], lambda _: None, order))
+        self.compiled.append(self.compile(model, [CPU], order))
         return self.compiled[-1]
 
     def trial(self) -> tuple[FakeModel, MemoryRewriting]:
         model = Model("joins", "onnx", pickle.dumps(self.network()))
-        made, report = compiled_in_parts(model, self, [CPU], self.make, lambda _: None)
+        made, report = compiled_in_parts(model, self, [CPU], self.make)
         assert not made.open_stages
         return made, report
 
@@ -168,14 +168,14 @@ def test_compiled_kernels_must_need_less_too() -> None:
 def test_a_backend_that_cannot_rewrite_is_named() -> None:
     backend = FakeBackend([CPU])
     with pytest.raises(OptionError, match="the backend fake cannot rewrite joins, which is onnx; compile without it"):
-        compiled_in_parts(Model("joins", "onnx", b""), backend, [CPU], lambda _: FakeModel, print)  # type: ignore[arg-type, return-value]
+        compiled_in_parts(Model("joins", "onnx", b""), backend, [CPU], lambda _: FakeModel)  # type: ignore[arg-type, return-value]
 
 
 def test_no_device_computes_all_of_it() -> None:
     backend = Joins()
     plain = FakeModel(*backend.network(), refused={"d0": ["join0"]})
     with pytest.raises(OptionError, match="no device of the platform computes all operators of joins"):
-        compiled_in_parts(Model("joins", "onnx", b""), backend, [CPU], lambda _: plain, lambda _: None)
+        compiled_in_parts(Model("joins", "onnx", b""), backend, [CPU], lambda _: plain)
 
 
 def test_differences_are_shares_of_the_largest_output() -> None:

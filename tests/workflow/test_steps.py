@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.log_lines import log_lines
 from tvm_pipeline import open_bundle, write_bundle
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError
@@ -29,8 +30,8 @@ def test_a_graph_is_planned_without_running_anything():
     with planned(str(GRAPH), platform=USB) as subject:
         assert subject.compiled is None
         problem = subject.problem(stages=2)
-        heard: list[str] = []
-        decision, profile = decide(problem, tell=heard.append)
+        heard = log_lines("INFO")
+        decision, profile = decide(problem)
     assert len(decision.plan.stages) == 2
     assert profile is subject.profile
     assert heard == ["simulating the best plans, with turns on the bus"]
@@ -43,10 +44,10 @@ def test_stages_of_a_graph_alone_cannot_be_measured():
 
 
 def test_a_model_is_compiled_and_measured(model):
-    heard: list[str] = []
-    warned: list[str] = []
-    made = compile_source(model, tell=heard.append, warn=warned.append)
-    profile = measured_profile(made, tell=heard.append, warn=warned.append, repeats=2)
+    heard = log_lines("INFO")
+    warned = log_lines("WARNING")
+    made = compile_source(model)
+    profile = measured_profile(made, repeats=2)
     profile.check_graph(made.compiled.graph)
     assert heard
     assert warned == [*stand_in_warnings(made.platform), *profile.warnings]
@@ -74,8 +75,8 @@ def test_a_profile_of_another_processor_is_used_with_a_warning(bundle, model, tm
         (tmp_path / "there.json").write_bytes(msgspec.json.encode(profile))
 
     def said(source, profile=None):
-        warned: list[str] = []
-        with planned(str(source), profile=profile and tmp_path / profile, warn=warned.append):
+        warned = log_lines("WARNING")
+        with planned(str(source), profile=profile and tmp_path / profile):
             pass
         return [line for line in warned if "was measured on" in line]
 
@@ -84,6 +85,6 @@ def test_a_profile_of_another_processor_is_used_with_a_warning(bundle, model, tm
         [line] = said(source, file)
         assert line.startswith(f"the profile of {tmp_path / file if file else source} {words}")
     assert said(bundle) == said(tmp_path / "net.tar", "here.json") == said(model, "here.json") == []
-    warned: list[str] = []
-    with opened_bundle(tmp_path / "net.tar", warned.append):
+    warned = log_lines("WARNING")
+    with opened_bundle(tmp_path / "net.tar"):
         assert [line for line in warned if words in line]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tvm_pipeline import planning
-from tvm_pipeline.backends.contract import Guide, Progress, TuningReport
+from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
@@ -76,9 +76,7 @@ class TuningBackend(FakeBackend):
         self.machine = machine
         self.batches: list[set[Hashable]] = []
 
-    def tune(
-        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
-    ) -> TuningReport:
+    def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
         assert guide is not None
         gained: dict[Hashable, float] = {}
         while batch := set(guide(gained)):
@@ -103,7 +101,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlanTuning, li
         monkeypatch.setattr(module, "TURN_S", 0.01)
         backend = TuningBackend(machine)
         with installed(backend):
-            return tune_plan("chain", objective, warn=lambda _: None), backend.batches
+            return tune_plan("chain", objective), backend.batches
 
     return tune
 

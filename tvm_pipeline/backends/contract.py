@@ -12,8 +12,7 @@ an entry point of the group `tvm_pipeline.backends` names; the core imports none
     >>> graph = OperatorGraph("doubling", (x,), (Operator("double", "multiply", ("x",), (y,)),), ("y",))
     >>> backend = FakeBackend([Device("d0", "fake")], [FakeModel(graph, {"double": lambda x: [2 * x]})])
     >>> devices = [backend.settle(device) for device in backend.detect()]
-    >>> compiled = backend.compile(Model("doubling", "onnx", b""), devices, progress=print)
-    doubling for d0
+    >>> compiled = backend.compile(Model("doubling", "onnx", b""), devices)
     >>> stage = compiled.stage(["double"], devices[0])
     >>> inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
     >>> inputs[0][:] = 3

@@ -158,7 +158,7 @@ def spinner() -> Iterator[Callable[[str], None]]:
             yield update
 
 
-def every_few_seconds(tell: Callable[[str], None]) -> Callable[[str], None]:
+def every_few_seconds(show_line: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that passes a line on if none was for `LINES_S` seconds, and drops it otherwise."""
     told_s = time.monotonic()
 
@@ -167,7 +167,7 @@ def every_few_seconds(tell: Callable[[str], None]) -> Callable[[str], None]:
         now_s = time.monotonic()
         if now_s - told_s >= LINES_S:
             told_s = now_s
-            tell(line)
+            show_line(line)
 
     return heard
 

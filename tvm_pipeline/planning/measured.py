@@ -38,11 +38,7 @@ def corrected(problem: Problem, devices: Sequence[Device], timed: Callable[[int,
 
 
 def measured_plan(
-    problem: Problem,
-    scheduler: str,
-    run: Callable[[Problem], Plan],
-    cut: Cut,
-    measure: SegmentTimer | None,
+    problem: Problem, scheduler: str, run: Callable[[Problem], Plan], cut: Cut, measure: SegmentTimer | None
 ) -> Decision:
     """Return the best pipeline over the platform's equal devices, by stages that were compiled and measured.
 

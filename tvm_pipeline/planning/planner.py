@@ -43,12 +43,7 @@ MOST_DEVICES = 64
 BY_EDGES = "cp-sat or best"
 
 
-def plan(
-    problem: Problem,
-    scheduler: str = BEST,
-    *,
-    measure: SegmentTimer | None = None,
-) -> Decision:
+def plan(problem: Problem, scheduler: str = BEST, *, measure: SegmentTimer | None = None) -> Decision:
     """Return the best plan of `problem` by the scheduler of that name, or of all schedulers (`best`), with the reason.
 
     Args:

@@ -88,11 +88,7 @@ class _Window(NamedTuple):
 
 
 def profile_joules(
-    compiled: CompiledModel,
-    platform: Platform,
-    profile: Profile,
-    sensor: Sensor,
-    pace: Pace | None = None,
+    compiled: CompiledModel, platform: Platform, profile: Profile, sensor: Sensor, pace: Pace | None = None
 ) -> Profile:
     """Return the profile with the joules of each operator above idle, their intervals, and the idle machine's power.
 

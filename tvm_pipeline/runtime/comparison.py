@@ -117,12 +117,7 @@ def compare(
     return side_by_side([(plan, run) for plan in plans], seconds=seconds, rounds=rounds)
 
 
-def side_by_side(
-    runs: Sequence[tuple[Plan, Run]],
-    *,
-    seconds: float,
-    rounds: int,
-) -> list[Measured]:
+def side_by_side(runs: Sequence[tuple[Plan, Run]], *, seconds: float, rounds: int) -> list[Measured]:
     """Run every plan by what runs it, as `compare` does: for plans of several builds of one model."""
     turns: list[list[Turn]] = [[] for _ in runs]
     for round_ in range(rounds):

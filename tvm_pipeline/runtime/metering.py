@@ -80,12 +80,7 @@ class RunEnergy:
         frame: the joules of a frame; None while nothing is known of them.
     """
 
-    def __init__(
-        self,
-        meter: Meter,
-        came_out: Callable[[], tuple[int, float]],
-        idle_w: float | None,
-    ) -> None:
+    def __init__(self, meter: Meter, came_out: Callable[[], tuple[int, float]], idle_w: float | None) -> None:
         self.energy_j = 0.0
         self.frame: FrameEnergy | None = None
         self._meter, self._came_out, self._idle_w = meter, came_out, idle_w

@@ -47,11 +47,7 @@ MOST_ROUNDS = 100
 
 
 def verified(
-    problem: Problem,
-    decision: Decision,
-    run: Run | None,
-    verify_s: float = VERIFY_S,
-    meter: Meter | None = None,
+    problem: Problem, decision: Decision, run: Run | None, verify_s: float = VERIFY_S, meter: Meter | None = None
 ) -> Decision:
     """Return the decision after the candidates that may be the best have run side by side.
 

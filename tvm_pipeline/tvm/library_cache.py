@@ -23,11 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def kept_or_made(
-    plain: Path,
-    what: str,
-    place: Callable[[], Path],
-    load: Callable[[Path], T],
-    make: Callable[[], Path],
+    plain: Path, what: str, place: Callable[[], Path], load: Callable[[Path], T], make: Callable[[], Path]
 ) -> T:
     """Return what is in the cache, or make it there under a lock that all processes share.
 

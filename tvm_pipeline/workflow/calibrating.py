@@ -188,10 +188,7 @@ def _equal(devices: Sequence[Device]) -> list[list[Device]]:
 
 
 def _measured(
-    device: Device,
-    models: Mapping[str, Model],
-    count: int,
-    timer: Callable[[CompiledModel], SegmentTimer],
+    device: Device, models: Mapping[str, Model], count: int, timer: Callable[[CompiledModel], SegmentTimer]
 ) -> Measuring:
     with ExitStack() as opened:
         compiled = []

@@ -27,10 +27,7 @@ _SHOWN = 4  # operators that a message names
 
 
 def compiled_by_engine(
-    model: Model,
-    platform: Platform,
-    refusal: ModelError,
-    order: Order,
+    model: Model, platform: Platform, refusal: ModelError, order: Order
 ) -> tuple[Backend, CompiledModel, Platform]:
     """Compile a model for an engine on the cores of a platform, beside TVM where that pays; warn which runs what.
 

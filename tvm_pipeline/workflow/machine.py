@@ -75,13 +75,7 @@ class Machine(Protocol):
     ) -> Profile:
         """Measure a model, as `profiling.profile_model` does; the profile's environment names the devices."""
 
-    def with_joules(
-        self,
-        compiled: CompiledModel,
-        platform: Platform,
-        profile: Profile,
-        sensor: str,
-    ) -> Profile:
+    def with_joules(self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str) -> Profile:
         """Return a profile with joules, as `power_meter.with_joules` does."""
 
     def doubts(self, source: Path, profile: Profile, platform: Platform) -> list[str]:
@@ -139,13 +133,7 @@ class _ThisMachine:
         found = profile_model(backend, compiled, platform, repeats, strict)
         return replace(found, environment={**found.environment, **known_devices(platform)})
 
-    def with_joules(
-        self,
-        compiled: CompiledModel,
-        platform: Platform,
-        profile: Profile,
-        sensor: str,
-    ) -> Profile:
+    def with_joules(self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str) -> Profile:
         return with_joules(compiled, platform, profile, required_sensor(sensor))
 
     def doubts(self, source: Path, profile: Profile, platform: Platform) -> list[str]:

@@ -24,11 +24,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def merged(
-    sources: Sequence[str],
-    platform: Path | None = None,
-    profiles: Sequence[Path] = (),
-    *,
-    from_models: bool = False,
+    sources: Sequence[str], platform: Path | None = None, profiles: Sequence[Path] = (), *, from_models: bool = False
 ) -> Iterator[Planned]:
     """Open several models as one graph, whose name joins theirs by `SEVERAL`.
 

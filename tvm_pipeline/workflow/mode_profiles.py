@@ -24,10 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def profile_modes(
-    platform: Path | None,
-    compile_in: Callable[[str], Compiled],
-    measure: Callable[[Compiled], Profile],
-    allowed: bool,
+    platform: Path | None, compile_in: Callable[[str], Compiled], measure: Callable[[Compiled], Profile], allowed: bool
 ) -> Iterator[tuple[Compiled, Profile]]:
     """Measure a model once in each power mode of a platform; yield each profile, with what was measured, as it is done.
 

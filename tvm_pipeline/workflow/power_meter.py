@@ -85,11 +85,7 @@ def _chosen(wanted: str) -> Sensor | None:
 
 
 def with_joules(
-    compiled: CompiledModel,
-    platform: Platform,
-    profile: Profile,
-    sensor: Sensor,
-    pace: Pace | None = None,
+    compiled: CompiledModel, platform: Platform, profile: Profile, sensor: Sensor, pace: Pace | None = None
 ) -> Profile:
     """Return the profile with joules; as it was, with a warning, where the sensor fails."""
     try:

@@ -63,12 +63,7 @@ class _Trial:
     """Compiles a model with some operators in parts, and compares it with the model as it is."""
 
     def __init__(
-        self,
-        model: Model,
-        rewriting: Rewriting,
-        plain: CompiledModel,
-        devices: Sequence[Device],
-        compile_: Compile,
+        self, model: Model, rewriting: Rewriting, plain: CompiledModel, devices: Sequence[Device], compile_: Compile
     ) -> None:
         self._model, self._rewriting, self._plain = model, rewriting, plain
         self._compile = compile_

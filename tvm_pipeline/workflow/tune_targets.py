@@ -2,7 +2,7 @@
 
     from tvm_pipeline.workflow.tune_targets import tune_model
 
-    for device, report in tune_model(load("model.onnx"), None, 60.0, print, print):
+    for device, report in tune_model(load("model.onnx"), None, 60.0):
         print(report.target, report.ratio)
 
 What is found is kept on this machine, and every later compilation of the model uses it. Next: `tune_plan.py`, which
@@ -25,11 +25,7 @@ _log = logging.getLogger(__name__)
 SECONDS = 120.0  # for each target
 
 
-def tune_model(
-    model: Model,
-    platform: Platform | None,
-    seconds: float,
-) -> list[tuple[Device, TuningReport]]:
+def tune_model(model: Model, platform: Platform | None, seconds: float) -> list[tuple[Device, TuningReport]]:
     """Search for faster kernels of a model for each target of a platform, or of this machine without one.
 
     Args:

@@ -37,11 +37,7 @@ class Reached(Protocol):
     name: str
 
     def call(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        arrays: Sequence[Array] = (),
-        kind: type[T] = ...,
+        self, method: str, arguments: Mapping[str, Any], arrays: Sequence[Array] = (), kind: type[T] = ...
     ) -> tuple[T, list[Array]]:
         """Have something done there, as `Board.call` does."""
 

@@ -1,6 +1,6 @@
 """A board as the machine that a model is compiled for: compiled here, measured and run over there.
 
-    with opened_board("localhost:9190", print) as machine:
+    with opened_board("localhost:9190") as machine:
         made = compile_source("model.onnx", machine=machine)
         profile = measured_profile(made, machine=machine)
 
@@ -114,13 +114,7 @@ class RemoteMachine:
         asked = {"bundle": self._sent(compiled, platform), "repeats": repeats, "strict": strict}
         return self.board.call("profile", asked, kind=Profile)[0]
 
-    def with_joules(
-        self,
-        compiled: CompiledModel,
-        platform: Platform,
-        profile: Profile,
-        sensor: str,
-    ) -> Profile:
+    def with_joules(self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str) -> Profile:
         asked = {"bundle": self._sent(compiled, platform), "profile": profile, "sensor": sensor}
         found, _ = self.board.call("joules", asked, kind=Warned)
         for line in found.warnings:

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -174,14 +174,20 @@ def _take_links(control: socket.socket, links: _Links, channel: Channel) -> None
 def warnings_meanwhile() -> Iterator[list[str]]:
     """Collect the warnings of this package and its guests that are logged meanwhile."""
     collected: list[str] = []
-    with _records(_Warnings(collected)):
+
+    def take(record: logging.LogRecord) -> None:
+        if record.name.startswith("tvm_pipeline") and record.levelno >= logging.WARNING:
+            collected.append(record.getMessage())
+
+    with _records_to(take):
         yield collected
 
 
 @contextmanager
-def _records(handler: logging.Handler) -> Iterator[None]:
-    """Have a handler take what is logged meanwhile, steps (INFO) as well."""
-    logger = logging.getLogger()
+def _records_to(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Have a function take what is logged meanwhile, steps (INFO) as well."""
+    handler, logger = logging.Handler(), logging.getLogger()
+    handler.emit = take  # type: ignore[assignment]
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(min(logging.INFO, level))
@@ -192,41 +198,25 @@ def _records(handler: logging.Handler) -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Warnings(logging.Handler):
-    def __init__(self, collected: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._collected = collected
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith("tvm_pipeline"):
-            self._collected.append(record.getMessage())
-
-
-class _Steps(logging.Handler):
-    """Sends steps (INFO) of a call to the client; warnings are printed on this board."""
-
-    def __init__(self, channel: Channel, call: int) -> None:
-        super().__init__(logging.INFO)
-        self._channel, self._call = channel, call
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.WARNING and record.name.startswith("tvm_pipeline"):
-            line = msgspec.Raw(msgspec.json.encode(record.getMessage()))
-            self._channel.send(Header("tell", call=self._call, value=line))
-        elif record.levelno >= logging.WARNING and logging.lastResort:
-            logging.lastResort.handle(record)
-
-
 def _answer(session: Session, channel: Channel, frame: Frame, methods: Any) -> None:
     """Do what a frame calls, and send what came of it."""
     header = frame.header
+
+    def tell(record: logging.LogRecord) -> None:
+        """Send a step to the client; print a warning here."""
+        if record.levelno >= logging.WARNING:
+            if logging.lastResort:
+                logging.lastResort.handle(record)
+        elif record.name.startswith("tvm_pipeline"):
+            line = msgspec.Raw(msgspec.json.encode(record.getMessage()))
+            channel.send(Header("tell", call=header.call, value=line))
 
     try:
         if header.kind != "call" or header.method not in methods:
             known = ", ".join(sorted(methods))
             raise RunError(f"a board has no method {header.method[:40]!r}, but {known}; install the same version there")
         arguments = _ARGUMENTS.decode(header.value)
-        with _records(_Steps(channel, header.call)):
+        with _records_to(tell):
             value, arrays = methods[header.method](session, arguments, frame.arrays)
         done = Header("done", call=header.call, value=msgspec.Raw(msgspec.json.encode(value)), arrays=described(arrays))
     except Exception as error:

@@ -20,7 +20,7 @@ import typer
 
 from tvm_pipeline import PipelineError
 from tvm_pipeline.addresses import without_secrets
-from tvm_pipeline.cli.output import say, warn, with_options
+from tvm_pipeline.cli.output import say, steps_to, warn, with_options
 from tvm_pipeline_video.service.progress import WORKER, FrameCounts
 from tvm_pipeline_video.service.settings import Settings, is_secret
 
@@ -106,7 +106,7 @@ def _run(settings: Settings, reader: SettingsReader | None, worker: Path | None)
     from tvm_pipeline_video.service.running import Service
     from tvm_pipeline_video.service.supervisor import CRASHED, is_worth_a_restart, supervise
 
-    with Screen() as screen:
+    with Screen() as screen, steps_to(screen.step):
         if settings.supervise and worker is None:
             # The worker finds modules where this process does, and not in the working folder, as with `-m`.
             command = [sys.executable, "-c", WORKING, str(len(sys.path)), *sys.path, *sys.argv[1:]]

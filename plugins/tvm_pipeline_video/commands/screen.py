@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.status import Status
 from rich.text import Text
 
-from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, steps_to, warn
+from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, warn
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.records import ModelReport
@@ -29,15 +29,12 @@ class Screen(Listener):
         self._steps = every_few_seconds(say)  # where standard error is no terminal
 
     def __enter__(self) -> Screen:
-        self._showing = steps_to(self._step)
-        self._showing.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._showing.__exit__(None, None, None)
         self._close_table()
 
-    def _step(self, line: str) -> None:
+    def step(self, line: str) -> None:
         """Show a step of measuring and planning, before the run begins."""
         if self._live is not None:
             return

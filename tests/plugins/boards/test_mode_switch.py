@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.boards.fake_nvpmodel import FakeNvpmodel
+from tests.support.log_lines import log_lines
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline_boards.clock_limits import read_limit
@@ -25,14 +26,15 @@ LOW = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 42075000
 SLOW = PowerMode("slow", clock_limits={"cpu0": 729600})
 # A process that sets LOW, says so, and waits.
 CHILD = """
-import signal, sys, time
+import logging, signal, sys, time
 from pathlib import Path
 from tvm_pipeline_boards.mode_switch import BoardModes
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.signals import Interrupts, ending, handling
 mode = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-with BoardModes(Path(sys.argv[1])).mode_set(mode, print, print):
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+with BoardModes(Path(sys.argv[1])).mode_set(mode):
     print("set", flush=True)
     time.sleep(60)
 """
@@ -40,7 +42,7 @@ with BoardModes(Path(sys.argv[1])).mode_set(mode, print, print):
 
 @pytest.fixture
 def said() -> list[str]:
-    return []
+    return log_lines("INFO", "WARNING")
 
 
 def state(root: Path, nvpmodel: FakeNvpmodel) -> tuple[int, int, int]:
@@ -48,7 +50,7 @@ def state(root: Path, nvpmodel: FakeNvpmodel) -> tuple[int, int, int]:
 
 
 def attempt(mode: PowerMode, root: Path, said: list[str]) -> None:
-    with BoardModes(root).mode_set(mode, said.append, said.append):
+    with BoardModes(root).mode_set(mode):
         pytest.fail("it began")
 
 
@@ -59,7 +61,7 @@ BEFORE, DURING = (0, 1510400, 624750000), (1, 1113600, 420750000)
 def test_it_is_put_back_at_the_end_and_on_errors(
     root: Path, nvpmodel: FakeNvpmodel, said: list[str], error: type[BaseException] | None
 ) -> None:
-    with pytest.raises(error) if error else nullcontext(), BoardModes(root).mode_set(LOW, said.append, said.append):
+    with pytest.raises(error) if error else nullcontext(), BoardModes(root).mode_set(LOW):
         assert state(root, nvpmodel) == DURING
         assert BoardModes(root).is_set(LOW)
         if error:
@@ -74,7 +76,7 @@ def test_it_is_put_back_at_the_end_and_on_errors(
 
 
 def test_what_was_before_is_on_record_before_the_first_change(root: Path, nvpmodel: FakeNvpmodel, said) -> None:
-    with BoardModes(root).mode_set(LOW, said.append, said.append):
+    with BoardModes(root).mode_set(LOW):
         # The program has kept what was in the folder when it was asked.
         seen = json.loads((nvpmodel.folder / "seen.json").read_text())
     assert seen == {
@@ -88,7 +90,7 @@ def test_what_was_before_is_on_record_before_the_first_change(root: Path, nvpmod
 
 def test_a_mode_that_is_set_is_not_touched(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
     (nvpmodel.folder / "mode").write_text("1\n")
-    with BoardModes(root).mode_set(PowerMode("5W", nvpmodel=1), said.append, said.append):
+    with BoardModes(root).mode_set(PowerMode("5W", nvpmodel=1)):
         pass
     assert (nvpmodel.asked, nvpmodel.mode, said) == ([], 1, [])
 
@@ -123,11 +125,11 @@ def started(root: Path) -> subprocess.Popen[str]:
 def test_a_process_that_is_killed(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
     """As long as it lives its mode is left alone; then whoever comes first puts back what was before, once."""
     with started(root) as child:
-        BoardModes(root).put_back_left(said.append, said.append)
+        BoardModes(root).put_back_left()
         with pytest.raises(PowerError, match=f"slow cannot be set: process {child.pid} has set power mode 5W"):
             attempt(SLOW, root, said)
         assert (state(root, nvpmodel), said) == (DURING, [])
-        with BoardModes(root).mode_set(LOW, said.append, said.append):  # which is set
+        with BoardModes(root).mode_set(LOW):  # which is set
             assert said.pop() == ("another process has set power mode 5W; when it ends, it puts back what was before")
         child.send_signal(signal.SIGKILL)
     assert state(root, nvpmodel) == DURING
@@ -135,11 +137,11 @@ def test_a_process_that_is_killed(root: Path, nvpmodel: FakeNvpmodel, said: list
         PowerError, match=r"what power mode 5W had changed is not put back .*`sudo nvpmodel -m 0`, then"
     ):
         attempt(SLOW, root, said)
-    BoardModes(root).put_back_left(said.append, said.append)
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
+    BoardModes(root).put_back_left()
     assert state(root, nvpmodel) == BEFORE
     assert said == [f"process {child.pid} was killed in power mode 5W; what was before is put back"]
-    with BoardModes(root).mode_set(SLOW, said.append, said.append):
+    with BoardModes(root).mode_set(SLOW):
         assert read_limit("cpu0", root) == 729600
 
 
@@ -155,7 +157,7 @@ def test_a_signal_while_it_is_put_back(root: Path, nvpmodel: FakeNvpmodel, said:
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
 
     def interrupted() -> None:
-        with BoardModes(root).mode_set(LOW, said.append, said.append):
+        with BoardModes(root).mode_set(LOW):
             (nvpmodel.folder / "slow").touch()
             timer.start()
 
@@ -168,20 +170,20 @@ def test_a_signal_while_it_is_put_back(root: Path, nvpmodel: FakeNvpmodel, said:
 def test_a_boot_puts_clocks_back_itself(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
     """The mode of nvpmodel outlives it."""
     write_record(nvpmodel.state, ModeRecord("5W", 77, "earlier", 2, {"cpu4": 999}))
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert state(root, nvpmodel) == (2, *BEFORE[1:])
     assert said == ["process 77 was killed in power mode 5W; what was before is put back"]
 
 
 def test_what_cannot_be_put_back_is_told_and_tried_again(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
-    with BoardModes(root).mode_set(LOW, said.append, said.append):
+    with BoardModes(root).mode_set(LOW):
         said.clear()
         (nvpmodel.folder / "reboot-0").touch()
     assert state(root, nvpmodel) == (1, *BEFORE[1:])
     assert "what was before power mode 5W is not put back: nvpmodel 0 takes effect only after a reboot" in said[0]
     assert "Do it by hand: `sudo nvpmodel -m 0`, then limit cpu4" in said[0]
     (nvpmodel.folder / "reboot-0").unlink()
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert state(root, nvpmodel) == BEFORE
     assert read_record(nvpmodel.state) is None
 
@@ -205,7 +207,7 @@ def test_a_record_that_is_damaged_or_forged(root: Path, nvpmodel: FakeNvpmodel, 
     record = nvpmodel.state / RECORD
     record.write_bytes(content)
     record.chmod(0o600)
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert len(said) == 1
     assert str(record) in said[0]
     assert "remove the file" in said[0]
@@ -221,16 +223,16 @@ def test_a_record_of_others_is_not_trusted(root: Path, nvpmodel: FakeNvpmodel, s
     record = nvpmodel.state / RECORD
     write_record(nvpmodel.state, ModeRecord("5W", 77, "first", 2))
     record.chmod(0o666)
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert "another user could have written it" in said.pop()
     record.chmod(0o600)
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert "cannot be read" in said.pop()
     record.unlink()
     os.mkfifo(record, 0o600)
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert "another user could have written it" in said.pop()
     assert (nvpmodel.asked, said) == ([], [])
 
@@ -246,7 +248,7 @@ def test_who_may_not_put_it_back_is_told_how(root: Path, nvpmodel: FakeNvpmodel,
             write_record(folder, ModeRecord("5W", pid, "first", 2))
             os.seteuid(65534)
             try:
-                BoardModes(root).put_back_left(said.append, said.append)
+                BoardModes(root).put_back_left()
             finally:
                 os.seteuid(0)
             assert len(said) == (pid != os.getpid())
@@ -265,7 +267,7 @@ def test_a_folder_of_another_user_is_not_used(root, nvpmodel, said, owner: int, 
     with pytest.raises(PowerError, match="another user could exchange what is written there; set TVM_PIPELINE_STATE"):
         attempt(LOW, root, said)
     write_record(nvpmodel.state, ModeRecord("5W", 2**22 + 1, "first", 2))
-    BoardModes(root).put_back_left(said.append, said.append)
+    BoardModes(root).put_back_left()
     assert "is not used" in said[0]
     assert (nvpmodel.asked, state(root, nvpmodel)) == ([], BEFORE)
 

@@ -16,6 +16,7 @@ from tests.cli.conftest import bundle, cli, model
 from tests.plugins.boards.fake_nvpmodel import NANO
 from tests.plugins.video.service.test_supervisor import wait_for
 from tests.support.guests import guests
+from tests.support.log_lines import log_lines
 from tvm_pipeline import Bundle, open_bundle, write_bundle
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.platform import Device, Platform, read_platform
@@ -144,14 +145,14 @@ def test_the_modes_of_a_jetson_are_those_of_this_machine(tmp_path):
     """`devices -o` writes them; a file that cannot be read costs a warning."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nvpmodel.conf").write_text(NANO)
-    said: list[str] = []
+    said = log_lines("WARNING")
     with installed(example_backend()), guests(power_modes=partial(BoardModes, tmp_path)):
-        machine = this_machine(None, said.append)
+        machine = this_machine(None)
         (tmp_path / "board.toml").write_text(platform_toml(machine))
         assert machine.power_modes == (PowerMode("MAXN", 0), PowerMode("5W", 1, offline_cores=(2, 3)))
         assert read_platform(tmp_path / "board.toml") == machine
         assert said == []
         (tmp_path / "etc/nvpmodel.conf").write_text(NANO.replace("918000", "fast"))
-        assert this_machine(None, said.append).power_modes == ()
+        assert this_machine(None).power_modes == ()
     assert "power modes are left out: " in said[0]
     assert "'fast' is no number" in said[0]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tvm
 
+from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices import addons
 from tvm_pipeline.tvm.devices.addons import Addon, build_addon, load_addon
@@ -46,23 +47,23 @@ def libraries(cache: Path) -> list[Path]:
 @pytest.mark.thorough
 def test_an_add_on_is_built_once(tmp_path: Path, cache: Path) -> None:
     """The first load builds and says so; TVM then has the function; a second build finds the same library."""
-    addon, said = small_addon(tmp_path, "tests.devices.once"), []
-    load_addon(addon, said.append)
+    addon, said = small_addon(tmp_path, "tests.devices.once"), log_lines("INFO")
+    load_addon(addon)
     assert len(said) == 1
     assert "building a small add-on" in said[0]
     assert tvm.get_global_func("tests.devices.once")(2) == 3
-    assert [build_addon(addon, said.append)] == libraries(cache)
+    assert [build_addon(addon)] == libraries(cache)
     assert len(said) == 1
 
 
 @pytest.mark.thorough
 def test_a_damaged_library_is_built_again(tmp_path: Path, cache: Path) -> None:
     """A library that was cut short is not loaded, which would end the process; it is said and built again."""
-    addon, said = small_addon(tmp_path, "tests.devices.damaged"), []
+    addon, said = small_addon(tmp_path, "tests.devices.damaged"), log_lines("INFO")
     path = build_addon(addon)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    assert build_addon(addon, said.append).read_bytes() == content
+    assert build_addon(addon).read_bytes() == content
     assert "damaged" in said[0]
 
 

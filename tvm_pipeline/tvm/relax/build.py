@@ -155,13 +155,7 @@ class Library:
                 (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
 
 
-def build_library(
-    model: Model,
-    target: str,
-    host: str = "",
-    *,
-    elsewhere: bool = False,
-) -> Library:
+def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool = False) -> Library:
     """Compile `model` for `target`, or take it from the cache.
 
     Args:
@@ -194,13 +188,7 @@ def build_library(
     return library
 
 
-def compile_module(
-    name: str,
-    mod: tvm.IRModule,
-    target: str,
-    folder: Path,
-    host: str = "",
-) -> None:
+def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host: str = "") -> None:
     """Compile an imported module and write the library into `folder`; errors are those of `build_library`."""
     check_linker((host or "llvm") if has_own_memory(target) else target)
     _log.info(f"compiling {name} for {target}")

@@ -148,12 +148,7 @@ def _known_workloads(plain: Path) -> set[Any] | None:
 
 
 def _compile_where_it_is_safe(
-    model: Model,
-    target: str,
-    host: str,
-    folder: Path,
-    choices: Choices,
-    apart: bool,
+    model: Model, target: str, host: str, folder: Path, choices: Choices, apart: bool
 ) -> None:
     ready_to_compile(target)
     check_linker(host or target)

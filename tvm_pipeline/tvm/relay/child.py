@@ -64,11 +64,7 @@ class Report(ChildReport, frozen=True, omit_defaults=True):
 
 
 def compile_in_child(
-    model: Model,
-    target: str,
-    library: Path,
-    host: str = "",
-    choices: Choices | None = None,
+    model: Model, target: str, library: Path, host: str = "", choices: Choices | None = None
 ) -> set[str]:
     """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
 

@@ -41,10 +41,7 @@ AnyReport = TypeVar("AnyReport", bound=ChildReport)
 
 
 def run_child(
-    function: str,
-    order: msgspec.Struct,
-    kind: type[AnyReport],
-    heard: Callable[[AnyReport], float | None],
+    function: str, order: msgspec.Struct, kind: type[AnyReport], heard: Callable[[AnyReport], float | None]
 ) -> Child:
     """Run a function, as `Child` names it, in a child until it ends; return the child.
 

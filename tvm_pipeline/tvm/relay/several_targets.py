@@ -15,10 +15,7 @@ WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a 
 
 
 def build_libraries(
-    model: Model,
-    choices: Mapping[str, Choices],
-    host: str = "",
-    elsewhere: Collection[str] = (),
+    model: Model, choices: Mapping[str, Choices], host: str = "", elsewhere: Collection[str] = ()
 ) -> list[Library]:
     """Compile `model` for each target, or take it from the cache.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.support.log_lines import log_lines
 from tvm_pipeline.backends.bundle import write_bundle
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.cost.evaluate import judged
@@ -38,8 +39,8 @@ def folder(tmp_path):
 def works(folder, hosts, model='[[model]]\nname = "net"\nfile = "net.json"\n', cameras=CAMERAS):
     (folder / "fleet.toml").write_text(hosts + model + cameras)
     file = read_fleet(folder / "fleet.toml")
-    heard = []
-    return file, host_works(file, heard.append), heard
+    heard = log_lines("INFO")
+    return file, host_works(file), heard
 
 
 def test_a_profile_is_planned_for_once_for_equal_hosts(folder):

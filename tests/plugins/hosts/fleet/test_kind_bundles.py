@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -124,10 +125,10 @@ def test_a_model_is_compiled_and_measured_once_for_a_kind(hosts: Hosts, tmp_path
     """On the host with least to do, or the next where that dies. The second time nothing is; other kinds are told."""
     hosts.other.add("shed")
     file = read_fleet(tmp_path / "fleet.toml")
-    said: list[str] = []
+    said = log_lines("INFO", "WARNING")
     cameras = {"attic": 1, "barn": 2}.get
     hosts.dying = {"attic"}
-    made = KindBundles(hosts.open_board, lambda host: cameras(host, 0), said.append, said.append)
+    made = KindBundles(hosts.open_board, lambda host: cameras(host, 0))
     found = made.completed(file, ["attic", "barn", "cellar", "shed"])
     bundles = {host.name: dict(host.bundles) for host in found.hosts}
     assert bundles["attic"] == bundles["barn"] != {}

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.extra_methods import SESSION
+from tests.support.log_lines import log_lines
 from tvm_pipeline.testing import example_backend, example_bundle, installed
 from tvm_pipeline_hosts.remote import serving
 from tvm_pipeline_hosts.remote.address import Address
@@ -21,10 +22,10 @@ __all__ = ["bundle", "cli", "server"]
 @contextmanager
 def serving_board(folder: Path, **times: float) -> Iterator[BoardServer]:
     """Run the server of a board whose sessions have the tests' methods, too."""
-    told: list[str] = []
+    told = log_lines("INFO", of=serving.__name__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving, "SESSION", SESSION)
-        server = BoardServer(Address("127.0.0.1", 0), folder, told.append, **times)
+        server = BoardServer(Address("127.0.0.1", 0), folder, **times)
         server.told = told
         with closing(server):
             threading.Thread(target=server.serve, daemon=True).start()

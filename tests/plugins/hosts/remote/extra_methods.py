@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import time
 from pathlib import Path
@@ -15,26 +16,27 @@ __all__ = ["SESSION", "serve"]
 
 SESSION = f"{__name__}:serve"
 
+_log = logging.getLogger("tvm_pipeline_hosts.extra_methods")
 _calls = 0
 
 
-def count(_, __, arrays, ___):
+def count(_, __, arrays):
     """Return how often this was called, and the arrays."""
     global _calls
     _calls += 1
     return _calls, arrays
 
 
-def wait(_, arguments, arrays, tell):
+def wait(_, arguments, arrays):
     """Tell that it began, wait until a file is there, and return the arrays."""
-    tell("waiting")
+    _log.info("waiting")
     while not Path(arguments["file"]).exists():
         time.sleep(0.01)
-    tell("waited")
+    _log.info("waited")
     return os.getpid(), arrays
 
 
-def fail(_, arguments, __, ___):
+def fail(_, arguments, __):
     """Raise an error of `tvm_pipeline.errors`, or one that it does not know."""
     if arguments["name"] == "StageError":
         raise errors.StageError(2, "tpu0", 7, ValueError("bad"), "host/decode")
@@ -43,7 +45,7 @@ def fail(_, arguments, __, ___):
     raise getattr(errors, arguments["name"], KeyError)("it is so")
 
 
-def crash(_, arguments, __, ___):
+def crash(_, arguments, __):
     """Read address 0, or raise a signal."""
     if arguments.get("signal"):
         os.kill(os.getpid(), arguments["signal"])

@@ -12,6 +12,7 @@ import pytest
 from tests.plugins.hosts.remote.bundles import tar_of
 from tests.plugins.hosts.remote.conftest import serving_board, until
 from tests.plugins.hosts.remote.proxy import Proxy
+from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import BoardLostError, RunError
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.parcels import CHUNK, sum_of
@@ -27,7 +28,7 @@ def free(tmp_path):
 
 
 def connected(proxy, told=None):
-    return Board.connect(proxy.address, (told or []).append, **TIMES)
+    return Board.connect(proxy.address, **TIMES)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +69,10 @@ def test_many_breaks(proxied):
 @pytest.mark.thorough
 def test_a_silent_link_is_noticed_and_the_call_goes_on(proxied, tmp_path):
     proxy, board = proxied
-    lines: list[str] = []
+    lines = log_lines("INFO")
     with ThreadPoolExecutor(1) as pool:
         pid, links = board.call("wait", {"file": str(tmp_path)})[0], proxy.links
-        running = pool.submit(board.call, "wait", {"file": str(tmp_path / "go")}, [np.ones(3)], lines.append)
+        running = pool.submit(board.call, "wait", {"file": str(tmp_path / "go")}, [np.ones(3)])
         until(lambda: lines)
         proxy.hold()
         until(lambda: proxy.links > links, TIMES["silent_s"] + 3)
@@ -103,10 +104,10 @@ def test_a_slow_link_is_no_dead_one(proxied):
 
 def test_ctrl_c_in_a_call_leaves_the_board_usable(proxied, tmp_path):
     _, board = proxied
-    lines: list[str] = []
+    lines = log_lines("INFO")
     threading.Thread(target=lambda: (until(lambda: lines), signal.raise_signal(signal.SIGINT))).start()
     with pytest.raises(KeyboardInterrupt):
-        board.call("wait", {"file": str(tmp_path / "go")}, (), lines.append)
+        board.call("wait", {"file": str(tmp_path / "go")}, ())
     (tmp_path / "go").touch()
     assert board.call("echo", {"x": 2})[0] == {"x": 2}
 
@@ -151,10 +152,10 @@ def test_an_upload_of_another_session_goes_on(free, tmp_path):
 
 @pytest.mark.thorough
 def test_a_link_that_stays_away_costs_the_session(free, tmp_path):
-    lines: list[str] = []
+    lines = log_lines("INFO")
     with Proxy(free.address.port) as proxy, ThreadPoolExecutor(1) as pool:
         with Board.connect(proxy.address, silent_s=1.0, keep_s=1.5) as board:
-            running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, (), lines.append)
+            running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, ())
             until(lambda: lines)
             proxy.is_refusing = True
             proxy.cut()
@@ -172,8 +173,8 @@ def test_a_client_may_wait_less_once_it_is_served(free, tmp_path):
     with Proxy(free.address.port) as proxy, Board.connect(proxy.address, silent_s=600.0, keep_s=1.0) as board:
         board.expect_within(0.5)
         with ThreadPoolExecutor(1) as pool:
-            lines: list[str] = []
-            running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, [], lines.append)
+            lines = log_lines("INFO")
+            running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, [])
             until(lambda: lines)
             proxy.is_refusing = True
             proxy.hold()
@@ -183,9 +184,9 @@ def test_a_client_may_wait_less_once_it_is_served(free, tmp_path):
 
 @pytest.mark.thorough
 def test_a_client_that_leaves_ends_what_it_called(free, tmp_path):
-    lines: list[str] = []
+    lines = log_lines("INFO")
     with ThreadPoolExecutor(1) as pool, Board.connect(str(free.address), **TIMES) as board:
-        running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, (), lines.append)
+        running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, ())
         until(lambda: lines)
         board.close()
         with pytest.raises(RunError, match="closed while wait ran"):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.plugins.hosts.remote.conftest import serving_board, until
 from tests.plugins.hosts.remote.lying_board import WELCOME, answering, lying_board, raw
+from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import BoardLostError, OptionError, StageError
 from tvm_pipeline.option_names import explained
 from tvm_pipeline_hosts.remote import dialing
@@ -68,8 +69,8 @@ def test_a_session_that_never_starts_is_left(monkeypatch):
 
 
 def test_a_client_that_breaks_the_protocol_again_and_again_loses_its_session(tmp_path):
-    told: list[str] = []
-    with serving_board(tmp_path, **TIMES) as server, Board.connect(str(server.address), told.append, **TIMES) as board:
+    told = log_lines("INFO")
+    with serving_board(tmp_path, **TIMES) as server, Board.connect(str(server.address), **TIMES) as board:
         channel = board._channel
         while channel.end is None:
             if (link := channel._link) is not None:

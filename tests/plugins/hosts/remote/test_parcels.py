@@ -165,7 +165,7 @@ def test_parts_that_no_bundle_takes_have_a_limit(tmp_path, monkeypatch):
     session, content = Session("attic", tmp_path), np.zeros(50_000, np.uint8)
     for number in range(10):
         sum = sum_of(bytes([number]))
-        put(session, {"sum": sum, "offset": 0, "total": 100_000}, [content], print)
+        put(session, {"sum": sum, "offset": 0, "total": 100_000}, [content])
         stamp(session.parcels._part(sum), -number)
     left = {path.stem for path in (tmp_path / "parts").iterdir()}
     assert left == {sum_of(bytes([number])) for number in (7, 8, 9)}

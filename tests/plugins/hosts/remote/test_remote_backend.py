@@ -88,7 +88,7 @@ def compiled(
     backend: RemoteBackend, platform: Platform, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CompiledModel]:
     net = load(write_picture_net(tmp_path_factory.mktemp("net") / "net.onnx"))
-    with closing(backend.compile(net, platform.devices, lambda _: None)) as compiled:
+    with closing(backend.compile(net, platform.devices)) as compiled:
         yield compiled
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -101,15 +102,15 @@ def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, m
     """The board finds it when a model was compiled for it, and its profile has no times of it."""
     (tmp_path / "wrong.py").write_text(f"from tests.remote.extra_methods import serve\n{WRONG}")
     monkeypatch.setattr(serving, "SESSION", f"{tmp_path / 'wrong.py'}:serve")
-    warned: list[str] = []
+    warned = log_lines("WARNING")
     with Board.connect(str(server.address)) as board:
-        machine = RemoteMachine(board, lambda _: None)
-        made = compile_source(net, platform=both, machine=machine, warn=warned.append)
+        machine = RemoteMachine(board)
+        made = compile_source(net, platform=both, machine=machine)
         gpu = made.platform.device("gpu")
         left = [o.name for o in made.compiled.graph.operators if o.name not in made.compiled.computes(gpu)]
         assert len(left) == 1
         assert any(f"gpu of board {board.name}: 1 of " in line and left[0] in line for line in warned)
-        profile = machine.profile(made.backend, made.compiled, made.platform, 2, lambda _: None, False)
+        profile = machine.profile(made.backend, made.compiled, made.platform, 2, False)
     assert profile.devices["gpu"].seconds[left[0]] is None
 
 
@@ -118,7 +119,7 @@ def test_a_gpu_alone_says_what_is_missing(gpu, net, server, tmp_path):
     file = tmp_path / "gpu.toml"
     file.write_text(f'name = "board"\n[[device]]\nname = "gpu"\nbackend = "gpu"\ntarget = "{gpu}"\n')
     with Board.connect(str(server.address)) as board:
-        machine = RemoteMachine(board, lambda _: None)
+        machine = RemoteMachine(board)
         with pytest.raises(PlatformError, match="device gpu: kernels of a GPU are launched by code for CPU cores"):
             compile_source(net, platform=file, machine=machine)
 

@@ -50,7 +50,7 @@ def address(patient):
 @pytest.fixture
 def machine(address):
     with Board.connect(address) as board:
-        yield RemoteMachine(board, lambda _: None)
+        yield RemoteMachine(board)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_bundle_is_compiled_compared_planned_there_and_runs(cli, net, address,
 
 def test_weights_travel_once(net, patient, desk, tmp_path):
     with Proxy(patient.address.port) as proxy, Board.connect(proxy.address) as board:
-        machine = RemoteMachine(board, lambda _: None)
+        machine = RemoteMachine(board)
         made = compile_source(net, platform=desk, machine=machine, order="memory")  # no other test sent these files
         [only] = made.platform.devices
         machine.stage_timer(made.compiled, made.platform)([o.name for o in made.compiled.graph.operators], only)
@@ -176,8 +176,8 @@ def test_a_board_that_is_lost_while_it_measures_leaves_no_output(cli, net, desk,
 
         class Losing(Board):
             @classmethod
-            def connect(cls, address, tell):
-                return super().connect(address, tell, keep_s=1.0)
+            def connect(cls, address):
+                return super().connect(address, keep_s=1.0)
 
             def call(self, method, *arguments, **named):
                 if method == "profile":  # no byte of the answer comes through, and no other link

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.support.crashes import children_of
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -85,7 +86,7 @@ def compiled_once(
     folder = empty_cache(tmp_path_factory.mktemp("compiled") / "cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(folder))
-        RelayModel.compile(network(), [cpu.target, TARGET], bind, lambda _: None, host=cpu.target)
+        RelayModel.compile(network(), [cpu.target, TARGET], bind, host=cpu.target)
     return folder
 
 
@@ -208,7 +209,7 @@ def test_another_order_of_sums_is_seen_and_refused() -> None:
 
 def test_what_a_vendor_cannot_schedule_is_tuned_by_the_schedules_that_it_is_compiled_with() -> None:
     device = Device("gpu", "gpu", (), "opencl -device=mali -max_num_threads=256")
-    search = _DeviceSearch(network("grouped"), device, HOST, 0.0, lambda _: None, lambda *_: None)
+    search = _DeviceSearch(network("grouped"), device, HOST, 0.0, lambda *_: None)
     [found] = search._tasks()
     assert found.workload == task("grouped", tvm.target.Target(TARGET, HOST)).workload
     assert "-device=" not in str(search._target)
@@ -286,10 +287,10 @@ def test_autotvm_reads_what_is_written_and_broken_lines_are_skipped(caplog: pyte
 def test_a_model_is_compiled_with_what_is_recorded_for_it_and_has_the_same_bits(cpu: Device) -> None:
     """Slices of a platform of both kinds too, whose operators stay aligned."""
     model, device = network(), Device("gpu", "gpu", (), TARGET)
-    said: list[str] = []
+    said = log_lines("INFO")
 
     def compiled() -> RelayModel:
-        return RelayModel.compile(model, [cpu.target, TARGET], bind, said.append, host=cpu.target)
+        return RelayModel.compile(model, [cpu.target, TARGET], bind, host=cpu.target)
 
     def outputs(compiled_: RelayModel) -> list[np.ndarray]:
         stages = [([operator.name], device) for operator in compiled_.graph.operators]
@@ -347,7 +348,7 @@ def test_a_candidate_that_ends_its_process_costs_only_itself(
     backend = find_backend("gpu")
     assert backend.can_tune
     device = backend.settle(Device("gpu", "gpu", (), TARGET))
-    report = backend.tune(network(), device, 100.0, lambda _: None)
+    report = backend.tune(network(), device, 100.0)
     ran = (tmp_path / "ran").read_text().splitlines()
     assert (report.kernels, report.measured, report.candidates) == (1, 1, 1 + len(ran))
     assert report.stopped == "nothing became faster any more"
@@ -362,14 +363,14 @@ def test_a_child_that_is_silent_for_too_long_is_ended(tmp_path: Path, monkeypatc
     """A kernel that hangs; here a child says when it must be heard again, and sleeps."""
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    said: list[str] = []
+    said = log_lines("INFO")
 
     def limit_s(_: ChildReport) -> float | None:
         return float(said[-1].split()[1]) if said[-1].startswith("within") else None
 
     before = children_of(os.getpid())
     with pytest.raises(TimeoutError):
-        run_child("sleeper:serve", ChildReport("an order"), ChildReport, limit_s, said.append)
+        run_child("sleeper:serve", ChildReport(("tvm_pipeline", 20, "an order")), ChildReport, limit_s)
     assert said == ["an order", "within 0.2"]
     assert children_of(os.getpid()) == before
 
@@ -379,6 +380,6 @@ import msgspec, time
 def serve(order, channel):
     channel.send(msgspec.json.encode(msgspec.msgpack.decode(order)))
     time.sleep(0.7)  # a child that has set no limit may be silent
-    channel.send(b'{"progress": "within 0.2"}')
+    channel.send(b'{"log": ["tvm_pipeline", 20, "within 0.2"]}')
     time.sleep(1000)
 """

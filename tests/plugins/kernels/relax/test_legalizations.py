@@ -37,7 +37,7 @@ def test_attention(own_cache: object, lanes: int) -> None:
     content = onnx_bytes(nodes, constants, shape=(1, 7, 24))
     model = frontends.onnx.read("attention", "attention.onnx", content, {}, {})
     device = Device("cpu0", "host", (0,), f"llvm -mcpu={MCPU[lanes]}")
-    compiled = RelaxModel.compile(model, [device.target], lambda _: None, lambda _: None)
+    compiled = RelaxModel.compile(model, [device.target], lambda _: None)
     frame = random_frame(model.inputs)
     names = [operator.name for operator in compiled.graph.operators]
     (found,) = model_outputs(compiled, run_stages(compiled, [(names, device)], frame))

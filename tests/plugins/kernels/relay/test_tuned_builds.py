@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("tvm")
@@ -120,22 +121,22 @@ def choose(library: Library, count: int) -> dict[Workload, Choice]:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
-    said: list[str] = []
+    said = log_lines("INFO")
     model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
-    plain, untouched = build_library(model, TARGET, said.append), build_library(other, TARGET, said.append)
+    plain, untouched = build_library(model, TARGET), build_library(other, TARGET)
     shared = set(plain.tuning.workloads.values()) & set(untouched.tuning.workloads.values())
     assert not shared
     assert (plain.tuning.tuned, plain.tuning.convolutions) == (0, 5)
     chosen = choose(plain, 2)
     said.clear()
-    assert build_library(other, TARGET, said.append).folder == untouched.folder
+    assert build_library(other, TARGET).folder == untouched.folder
     assert said == []
-    tuned = build_library(model, TARGET, said.append)
+    tuned = build_library(model, TARGET)
     assert [line for line in said if "%" not in line] == ["importing branching", f"compiling branching for {TARGET}"]
     said.clear()
     assert (tuned.tuning.tuned, dict(tuned.tuning.choices)) == (2, chosen)
-    assert build_library(model, TARGET, said.append).folder == tuned.folder != plain.folder
-    assert build_library(model, TARGET, said.append, choices={}).folder == plain.folder
+    assert build_library(model, TARGET).folder == tuned.folder != plain.folder
+    assert build_library(model, TARGET, choices={}).folder == plain.folder
     assert said == []
 
 
@@ -147,17 +148,17 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
     chosen = choose(made, 2)
     for file in (own_cache / "libraries").iterdir():
         file.rename(tmp_path / file.name)
-    said: list[str] = []
+    said = log_lines("INFO")
     model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
-    tuned = build_library(model, TARGET, said.append)
+    tuned = build_library(model, TARGET)
     assert dict(tuned.tuning.choices) == chosen
-    untuned = build_library(other, TARGET, said.append)
+    untuned = build_library(other, TARGET)
     assert untuned.tuning.tuned == 0
     said.clear()
-    assert build_library(model, TARGET, said.append).folder == tuned.folder
-    assert build_library(other, TARGET, said.append).folder == untuned.folder
+    assert build_library(model, TARGET).folder == tuned.folder
+    assert build_library(other, TARGET).folder == untuned.folder
     choose(untuned, 1)
-    assert build_library(model, TARGET, said.append).folder == tuned.folder
+    assert build_library(model, TARGET).folder == tuned.folder
     assert said == []
     assert sorted(path.name for path in (own_cache / "libraries").iterdir() if path.name.startswith("new")) == []
 
@@ -166,7 +167,7 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
 @pytest.mark.usefixtures("own_cache")
 def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
     model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
-    compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None, print)
+    compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None)
     plain = compile_()
     assert plain.tuned() == []
     choose(plain.libraries[TARGET], 9)

@@ -23,7 +23,7 @@ def test_records_of_a_board(own_cache, tmp_path):
     path, device = write_picture_net(tmp_path / "net.onnx"), Device("cpu0", "host", (0,), host_target())
 
     def tuned(processor: str, *, is_tuned: bool = True) -> list[int]:
-        made = backend.compile_elsewhere(load(path), [device], print, tuned=is_tuned, processor=processor)
+        made = backend.compile_elsewhere(load(path), [device], tuned=is_tuned, processor=processor)
         return [kernels.tuned for kernels in made.tuned()]
 
     assert backend.tuning_records(device) == []

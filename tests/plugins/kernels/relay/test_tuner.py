@@ -53,11 +53,11 @@ def tuned(model: Model, seconds: float = SECONDS, guide: Guide | None = None) ->
     backend = find_backend("host")
     assert backend.can_tune
     device = Device("cpu0", "host", (min(os.sched_getaffinity(0)),), TARGET)
-    return backend.tune(model, device, seconds, lambda _: None, guide)
+    return backend.tune(model, device, seconds, guide)
 
 
 def outputs(model: Model) -> list[np.ndarray]:
-    compiled = RelayModel.compile(model, [TARGET], lambda _: None, lambda _: None)
+    compiled = RelayModel.compile(model, [TARGET], lambda _: None)
     stages = [([operator.name for operator in compiled.graph.operators], Device("cpu0", "host", (0,), TARGET))]
     return model_outputs(compiled, run_stages(compiled, stages, random_frame(compiled.graph.inputs)))
 
@@ -103,7 +103,7 @@ def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used() -> None:
 def test_a_guide_hears_what_was_gained_and_says_what_is_searched_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "WORTHWHILE", 0.0)
     model = network()
-    compiled = RelayModel.compile(model, [TARGET], lambda _: None, lambda _: None)
+    compiled = RelayModel.compile(model, [TARGET], lambda _: None)
     kernels = compiled.kernels_to_tune(Device("cpu0", "host", (0,), TARGET))
     assert kernels.keys() < {operator.name for operator in compiled.graph.operators}
     assert {kernel for own in kernels.values() for kernel in own} == set(

@@ -208,7 +208,7 @@ def network(*, winograd: bool) -> Model:
 @x86
 @pytest.mark.usefixtures("_no_records")
 def test_only_a_model_that_allows_it_is_built_so_and_its_slices_have_the_bits_of_the_whole() -> None:
-    compile_ = partial(RelayModel.compile, targets=[TARGET], bind=lambda _: None, progress=lambda _: None)
+    compile_ = partial(RelayModel.compile, targets=[TARGET], bind=lambda _: None)
     plain = compile_(network(winograd=False))
     chosen = choose(plain.libraries[TARGET])
     assert len(chosen) == 2
@@ -241,7 +241,7 @@ def test_only_a_model_that_allows_it_is_built_so_and_its_slices_have_the_bits_of
 def test_libraries_of_two_targets_align_where_one_has_it() -> None:
     targets = [TARGET, "llvm -mcpu=x86-64-v2"]
     choose(build_library(network(winograd=False), TARGET))
-    model = RelayModel.compile(network(winograd=True), targets, lambda _: None, lambda _: None)
+    model = RelayModel.compile(network(winograd=True), targets, lambda _: None)
     assert [kernels.target for kernels in model.tuned()] == [TARGET]
     first, second = (Device(f"cpu{i}", "host", (i,), target) for i, target in enumerate(targets))
     frame = random_frame(model.graph.inputs)

@@ -20,6 +20,7 @@ from tests.support.parts import needs
 needs("paho-mqtt")
 
 from tests.plugins.video.service.test_service import service
+from tests.support.log_lines import log_lines
 from tests.support.mqtt import Broker, Reader, until
 from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline_video import VideoFile, open_source
@@ -40,12 +41,10 @@ class Lines:
     """Numbered lines to publish, which of them are confirmed, and what was said meanwhile."""
 
     def __init__(self, broker: Broker, **options: object) -> None:
-        self.said: list[str] = []
+        self.said = log_lines("WARNING")
         self.confirmed: list[int] = []
         self.written = 0
-        self.results = MqttResults(
-            parse_broker(broker.address("gate")), self.said.append, **{"patience_s": 20.0, **options}
-        )
+        self.results = MqttResults(parse_broker(broker.address("gate")), **{"patience_s": 20.0, **options})
 
     def write(self, count: int) -> None:
         for _ in range(count):
@@ -250,16 +249,16 @@ def test_a_broker_that_refuses_is_said(tmp_path):
             ("me:hush", "other", "the broker refuses messages to other: Not authorized; let the user publish"),
         ):
             address = parse_broker(broker.address(topic, user))
-            results = MqttResults(address, print, patience_s=5)
+            results = MqttResults(address, patience_s=5)
             with pytest.raises(OptionError, match=said) as refused, results:
                 results.write(b"{}", "", lambda: None)
             assert user.partition(":")[2] not in str(refused.value)
         done = []
-        with MqttResults(parse_broker(broker.address("mine/a", "me:hush")), print, patience_s=5) as results:
+        with MqttResults(parse_broker(broker.address("mine/a", "me:hush")), patience_s=5) as results:
             results.write(b"{}", "", lambda: done.append(1))
         assert done == [1]
     with pytest.raises(RunError, match=r"cannot reach .*Connection refused; start the broker"):
-        MqttResults(address, print, patience_s=5).__enter__()
+        MqttResults(address, patience_s=5).__enter__()
 
 
 def test_a_broker_that_is_none_is_said(monkeypatch):
@@ -267,4 +266,4 @@ def test_a_broker_that_is_none_is_said(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = parse_broker(f"mqtt://127.0.0.1:{silent.getsockname()[1]}/t")
         with pytest.raises(PipelineError, match=r"did not answer in 0.3 s; check that an MQTT 5 broker listens"):
-            MqttResults(address, print, patience_s=5).__enter__()
+            MqttResults(address, patience_s=5).__enter__()

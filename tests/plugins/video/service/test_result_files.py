@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.plugins.video.service.test_service import count, decoder, meanwhile, rows, service
 from tests.plugins.video.service.test_supervisor import wait_for, workers
+from tests.support.log_lines import log_lines
 from tests.support.power_failure import emulated_disk
 from tvm_pipeline_video import open_source
 from tvm_pipeline_video.errors import VideoError
@@ -183,7 +184,7 @@ def test_a_power_failure_costs_no_more_than_what_was_written_since_the_disk_was_
 
 
 def test_a_disk_that_does_not_keep_the_lines_is_told_once(tmp_path, monkeypatch):
-    said, failures = [], []
+    said, failures = log_lines("WARNING"), []
 
     def fail(descriptor: int) -> None:
         failures.append(descriptor)
@@ -192,7 +193,7 @@ def test_a_disk_that_does_not_keep_the_lines_is_told_once(tmp_path, monkeypatch)
     monkeypatch.setattr("os.fsync", fail)
     monkeypatch.setattr("tvm_pipeline.files.SYNC_S", 0.01)
     settings = Settings(results=str(tmp_path / "lines.jsonl"))
-    with ResultFiles(settings, 25.0, keeps=True, warn=said.append) as files:
+    with ResultFiles(settings, 25.0, keeps=True) as files:
         files.lines.write({"frame": 0})
         assert wait_for(lambda: len(failures) > 2)
     assert said == [
