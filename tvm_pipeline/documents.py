@@ -168,11 +168,10 @@ class TomlFile:
         except msgspec.ValidationError as error:
             what, _, path = str(error).partition(" - at `$")
             place = [int(index) if index else key for key, index in re.findall(r"\.([\w-]+)|\[(\d+)\]", path)]
-            what = re.sub("Object missing required field `(.*)`", r"it has no \1", what.replace(" | null", ""))
-            key = (
-                "" if what.startswith("it has") else next((f"{k}: " for k in reversed(place) if isinstance(k, str)), "")
-            )
-            raise self.mistake(key + what, *place) from error
+            if missing := re.match("Object missing required field `(.*)`", what):
+                raise self.mistake(f"it has no {missing[1]}", *place) from error
+            key = next((f"{part}: " for part in reversed(place) if isinstance(part, str)), "")
+            raise self.mistake(key + what.replace(" | null", ""), *place) from error
 
     def _check_keys(self, value: Any, kind: Any, without: Mapping[str, str], *place: str | int) -> None:
         """Raise the error for a key that the type does not have: msgspec ignores it, and a misspelt key with it."""

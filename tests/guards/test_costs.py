@@ -66,7 +66,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("workflow/steps.py", "decision.segments", "stages that were measured on the way to the decision"),
     *(
         ("plugins/tvm_pipeline_hosts/fleet/*", f"{receiver}.model", "the name of a model in a fleet")
-        for receiver in ("duty", "line", "place", "running", "service", "one", "held", "own", "self")
+        for receiver in ("duty", "line", "place", "running", "service", "one", "held", "own", "self", "table")
     ),
     ("plugins/tvm_pipeline_hosts/fleet/exact_placement.py", "model.model", "the model of CP-SAT"),
     # The profile is made, completed or summed up, and nothing is decided by a figure.

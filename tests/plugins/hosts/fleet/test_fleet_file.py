@@ -7,6 +7,7 @@ import pytest
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_hosts.fleet.description import Camera
 from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
+from tvm_pipeline_video.service.settings import MODEL_KINDS
 
 GOOD = """\
 spare = 1
@@ -69,6 +70,13 @@ def test_all_keys_are_read(tmp_path):
         Camera("gate", "rtsp://gate/1", {"faces": 10.0, "plates": 2.5}, ("barn",)),
         Camera("yard", str(tmp_path / "yard.mp4"), {"faces": 5.0}),
     )
+
+
+def test_a_model_takes_the_settings_of_run_that_are_of_a_model(tmp_path):
+    settings = {key: 0.25 if kind is float else "some" for key, kind in MODEL_KINDS.items()}
+    lines = "".join(f"{key} = {value!r}\n" for key, value in settings.items())
+    text = GOOD.replace('decoder = "yolo"\nlabels = "names.txt"\nthreshold = 0.5\n', lines)
+    assert read_fleet(written(tmp_path, text)).find_model("faces").settings == settings
 
 
 def test_a_host_runs_its_own_bundle_or_that_of_the_model(tmp_path):
