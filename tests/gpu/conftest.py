@@ -42,7 +42,12 @@ def software_cuda_folder(folder_of_the_run: Path) -> Path:
 @pytest.fixture(scope="session")
 def software_cuda(software_cuda_folder: Path) -> SoftwareCuda:
     """Provide the device as this process's CUDA, until it ends."""
-    return device.load(software_cuda_folder)
+    return _loaded(software_cuda_folder)
+
+
+@cache
+def _loaded(folder: Path) -> SoftwareCuda:  # once in a process, also where another conftest.py imports the fixture
+    return device.load(folder)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,12 @@ def software_cuda_folder(folder_of_the_run: Path) -> Path:
 def _software_cuda(software_cuda_folder: Path) -> SoftwareCuda:
     """Make the device this process's CUDA, until it ends: a device of Jetson Orin's architecture."""
     os.environ["SOFTWARE_CUDA_CAPABILITY"] = "87"
-    return device.load(software_cuda_folder, device.CUDA_13)
+    return _loaded(software_cuda_folder)
+
+
+@cache
+def _loaded(folder: Path) -> SoftwareCuda:  # once in a process, also where another conftest.py imports the fixture
+    return device.load(folder, device.CUDA_13)
 
 
 @pytest.fixture
