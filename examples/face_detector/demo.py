@@ -84,9 +84,9 @@ def main() -> None:
     out, console = arguments.output, Console(stderr=True)
     out.mkdir(parents=True, exist_ok=True)
 
-    with logged(), spinner() as show_step:
-        show_step("downloading the model and the video")
+    with console.status("downloading the model and the video"):
         model_file, video_file = fetch(MODEL), fetch(VIDEO)
+    with logged(), spinner():
         # The file declares 10x3x32x32; any multiple of 32 will do, and 640x288 holds a frame of the video.
         model = load(model_file, {"input.1": (1, 3, 288, 640)})
         backend, platform = settle_platform(detect_platform(model))

@@ -78,8 +78,8 @@ def test_a_spinner_shows_what_strangers_wrote_as_text(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setattr(output, "errors", PlainConsole(stderr=True))  # which looks at these when it is made
-    with spinner() as tell:
-        tell(HOSTILE)
+    with logged(), spinner():
+        logging.getLogger("tvm_pipeline").info(HOSTILE)
     printed = capsys.readouterr().err
     assert SHOWN in printed
     assert "\x1b]0;" not in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -32,7 +33,11 @@ FORK = get_context("fork")
 
 def make(path: Path, said: Connection) -> None:
     """Make a file under its lock, where it is not there; tell what happens, and wait for a word before it is made."""
-    with locked(path, "the file", said.send):
+    handler = logging.Handler()
+    handler.emit = lambda record: said.send(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    with locked(path, "the file"):
         if path.exists():
             said.send("found")
             return

@@ -139,23 +139,14 @@ def steps_to(show_step: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def spinner() -> Iterator[Callable[[str], None]]:
-    """Show the steps of the work on standard error; yield the function that takes one.
-
-    A terminal has them beside a spinner; a file gets a line every few seconds.
-    """
+def spinner() -> Iterator[None]:
+    """Show the steps of the work on standard error: beside a spinner, or in a file as a line every few seconds."""
     if not errors.is_terminal:
-        show_step = every_few_seconds(say)
-        with steps_to(show_step):
-            yield show_step
+        with steps_to(every_few_seconds(say)):
+            yield
         return
-    with errors.status("starting") as status:
-
-        def update(line: str) -> None:
-            status.update(Text(with_options(line)))
-
-        with steps_to(update):
-            yield update
+    with errors.status("starting") as status, steps_to(lambda line: status.update(Text(with_options(line)))):
+        yield
 
 
 def every_few_seconds(show_line: Callable[[str], None]) -> Callable[[str], None]:

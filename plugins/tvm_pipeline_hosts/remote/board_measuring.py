@@ -148,11 +148,8 @@ def tune(_: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[li
     asked = msgspec.convert(arguments, Asked)
     content, params = (array.tobytes() for array in arrays)
     model = replace(asked.network, content=content, params=params)
-    found = []
-    for device, report in tune_model(model, asked.platform, asked.seconds):
-        backend = find_backend(device.backend)
-        found.append(Tuned(device.name, report, backend.tuning_records(device)))
-    return found, []
+    found = tune_model(model, asked.platform, asked.seconds)
+    return [Tuned(d.name, report, find_backend(d.backend).tuning_records(d)) for d, report in found], []
 
 
 def _opened(session: Session, arguments: dict[str, Any]) -> Bundle:

@@ -100,6 +100,7 @@ class Session:
 def serve(order: bytes, control: socket.socket) -> None:
     """Be the process of a session until its client, the server or KEEP_S ends it."""
     faulthandler.enable()
+    logging.getLogger().setLevel(logging.INFO)  # for steps, which the client hears
     # A server that was killed ends it as another one does, by the end of the channel: bundles are closed first.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     begin = msgspec.json.decode(order, type=Begin)
@@ -185,17 +186,14 @@ def warnings_meanwhile() -> Iterator[list[str]]:
 
 @contextmanager
 def _records_to(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Have a function take what is logged meanwhile, steps (INFO) as well."""
-    handler, logger = logging.Handler(), logging.getLogger()
+    """Have a function take what is logged meanwhile."""
+    handler = logging.Handler()
     handler.emit = take  # type: ignore[assignment]
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(min(logging.INFO, level))
+    logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        logging.getLogger().removeHandler(handler)
 
 
 def _answer(session: Session, channel: Channel, frame: Frame, methods: Any) -> None:
@@ -203,13 +201,10 @@ def _answer(session: Session, channel: Channel, frame: Frame, methods: Any) -> N
     header = frame.header
 
     def tell(record: logging.LogRecord) -> None:
-        """Send a step to the client; print a warning here."""
-        if record.levelno >= logging.WARNING:
-            if logging.lastResort:
-                logging.lastResort.handle(record)
-        elif record.name.startswith("tvm_pipeline"):
-            line = msgspec.Raw(msgspec.json.encode(record.getMessage()))
-            channel.send(Header("tell", call=header.call, value=line))
+        if record.levelno < logging.WARNING and record.name.startswith("tvm_pipeline"):  # a step
+            channel.send(Header("tell", call=header.call, value=msgspec.Raw(msgspec.json.encode(record.getMessage()))))
+        elif record.levelno >= logging.WARNING and logging.lastResort:
+            logging.lastResort.handle(record)
 
     try:
         if header.kind != "call" or header.method not in methods:

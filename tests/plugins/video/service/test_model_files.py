@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.tiny_yolo import FOUND, write_tiny_yolo
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video.decoders import Request
@@ -34,20 +35,20 @@ class Heard(Listener):
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory) -> tuple[Path, Path, list[str]]:
-    """Give a model file, its bundle in a cache that these tests share, and what was said when it was compiled."""
+def compiled(tmp_path_factory) -> tuple[Path, Path, list[str], list[str]]:
+    """Give a model file, its bundle in a shared cache, and what was said and doubted when it was compiled."""
     folder = tmp_path_factory.mktemp("models")
-    path, heard = write_tiny_yolo(folder / "tiny.onnx"), Heard()
+    path, heard, warned = write_tiny_yolo(folder / "tiny.onnx"), Heard(), log_lines("WARNING")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(folder / "cache"))
         with opened_model(path, None, heard) as (kept, bundle):
             assert bundle.metadata["task"] == "detect"
-    return path, kept, heard.lines
+    return path, kept, heard.lines, warned.copy()
 
 
 @pytest.fixture
 def net(compiled, monkeypatch):
-    path, kept, _ = compiled
+    path, kept, *_ = compiled
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(kept.parents[1]))
     return path
 
@@ -67,11 +68,11 @@ def found_in(line: str) -> list[dict]:
 
 
 def test_a_model_file_is_compiled_once_and_what_is_assumed_is_said(compiled, net):
-    _, kept, lines = compiled
+    _, kept, lines, warned = compiled
     assert lines[0].startswith(f"{net} is compiled for this machine, once")
     assert lines[-1] == f"kept for the next run: {kept}"
     note = "images:[1,3,64,64] by the file's metadata (imgsz), which leaves it open; `input_shapes` gives another"
-    assert lines.count(f"tiny: {note}") == 1
+    assert warned.count(f"tiny: {note}") == 1
     heard = Heard()
     with opened_model(net, None, heard) as (again, _):
         assert again == kept
@@ -95,7 +96,7 @@ def test_one_command_from_a_model_file_to_boxes(cli, net, tmp_path):
 
 @pytest.mark.thorough
 def test_a_bundle_that_is_damaged_is_made_again(compiled, net):
-    _, kept, _ = compiled
+    _, kept, *_ = compiled
     kept.write_bytes(b"damaged")
     heard = Heard()
     with opened_model(net, None, heard) as (again, bundle):

@@ -111,7 +111,7 @@ def test_without_the_extra_it_is_named_and_only_a_broker_needs_it():
         "from tvm_pipeline_video.service.mqtt_results import MqttResults, parse_broker\n"
         "from tvm_pipeline.errors import PipelineError\n"
         "try:\n"
-        "    MqttResults(parse_broker('mqtt://me:hush@h/t'), print, patience_s=1)\n"
+        "    MqttResults(parse_broker('mqtt://me:hush@h/t'), patience_s=1)\n"
         "except PipelineError as error:\n"
         "    print(error)\n"
     )
