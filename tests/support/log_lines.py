@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 
 class _Lines(logging.Handler):
-    def __init__(self, levels: tuple[str, ...], of: str) -> None:
+    def __init__(self, take: Callable[[str], object], levels: tuple[str, ...], of: str) -> None:
         super().__init__()
-        self.lines: list[str] = []
-        self._levels, self._of = levels, of
+        self._take, self._levels, self._of = take, levels, of
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith(self._of) and record.levelname in self._levels:
-            self.lines.append(record.getMessage())
+            self._take(record.getMessage())
 
 
 def log_lines(*levels: str, of: str = "tvm_pipeline") -> list[str]:
     """Return a list that each line of these levels is appended to, until the test ends; `of` begins a logger's name."""
-    handler = _Lines(levels, of)
-    logging.getLogger().addHandler(handler)
+    lines: list[str] = []
+    on_line(lines.append, *levels, of=of)
+    return lines
+
+
+def on_line(take: Callable[[str], object], *levels: str, of: str = "tvm_pipeline") -> None:
+    """Have a function take each line of these levels, in the thread that logs it, until the test ends."""
+    logging.getLogger().addHandler(_Lines(take, levels, of))
     logging.getLogger().setLevel(logging.INFO)
-    return handler.lines
 
 
 def stop_collecting() -> None:

@@ -51,7 +51,7 @@ def weights_of(model: RelayModel, device: Device, operator: str) -> str:
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["splitting", "branching", "two_in_two_out", "int8"])
 def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_devices: Pair) -> None:
-    lines = log_lines("INFO")
+    lines = log_lines("INFO", of="tvm_pipeline.tvm.agreement")
     model = pair_of(compiled, name, two_devices)
     fresh = spoilt(model, two_devices)  # in no cache, so that it is checked in any case
     check_agreement(fresh, two_devices)
@@ -60,7 +60,7 @@ def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_
 
 
 def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> None:
-    lines = log_lines("INFO")
+    lines = log_lines("INFO", of="tvm_pipeline.tvm.agreement")
     model = pair_of(compiled, "branching", two_devices)
     check_agreement(model, [two_devices[0], replace(two_devices[0], name="again")])
     check_agreement(model, two_devices[:1])
@@ -70,7 +70,7 @@ def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> Non
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_the_host_backend_checks_once(two_devices: Pair) -> None:
-    model, lines = as_model("shapes", *relay_module("shapes")), log_lines("INFO")
+    model, lines = as_model("shapes", *relay_module("shapes")), log_lines("INFO", of="tvm_pipeline.tvm.agreement")
     cores = os.sched_getaffinity(0)
     backend.compile(model, two_devices)
     assert lines.count(CHECKING) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.log_lines import on_line
 from tests.support.parts import needs
 
 needs("tvm")
@@ -91,8 +92,9 @@ def test_the_system_kills_it() -> None:
             (child,) = children() - before
             os.kill(int(child), signal.SIGKILL)
 
+    on_line(kill, "INFO")
     with pytest.raises(ModelError, match=r"was killed by SIGKILL .*takes too much memory"):
-        build_library(text_model("tanh(%x)"), TARGET, kill)
+        build_library(text_model("tanh(%x)"), TARGET)
 
 
 def test_ctrl_c_ends_the_child() -> None:
@@ -100,8 +102,9 @@ def test_ctrl_c_ends_the_child() -> None:
         if line.startswith("compiling"):
             os.kill(os.getpid(), signal.SIGINT)
 
+    on_line(interrupt, "INFO")
     with pytest.raises(KeyboardInterrupt):
-        build_library(text_model("tanh(%x)"), TARGET, interrupt)
+        build_library(text_model("tanh(%x)"), TARGET)
 
 
 @pytest.mark.thorough
@@ -112,16 +115,17 @@ def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path) -> No
         if line.startswith("compiling") and "%" not in line:
             started.append(len(children() - before))
 
+    on_line(watch, "INFO")
     words = "%x: Tensor[(1, 8), int32]"
-    build_library(text_model("tanh(%x)"), TARGET, watch)
-    build_library(text_model("exp(%x)"), TARGET, watch)  # nothing is new
-    build_library(text_model("add(%x, %x)", words), TARGET, watch)  # the element type is
-    build_library(text_model("multiply(%x, %x)", words), TARGET, watch)
-    build_library(text_model("tanh(%x)"), "llvm -mcpu=znver4", watch)  # the target is
+    build_library(text_model("tanh(%x)"), TARGET)
+    build_library(text_model("exp(%x)"), TARGET)  # nothing is new
+    build_library(text_model("add(%x, %x)", words), TARGET)  # the element type is
+    build_library(text_model("multiply(%x, %x)", words), TARGET)
+    build_library(text_model("tanh(%x)"), "llvm -mcpu=znver4")  # the target is
     assert started == [1, 0, 1, 0, 1]
     for record in (cache / "targets").iterdir():
         record.write_text("no JSON")
-    build_library(text_model("sigmoid(%x)"), TARGET, watch)
+    build_library(text_model("sigmoid(%x)"), TARGET)
     assert started[-1] == 1
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 
+from tests.support.log_lines import log_lines
 from tests.support.parts import needs
 
 needs("Relay")
@@ -66,7 +67,7 @@ def test_choices_cross_as_json_and_are_the_same() -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are compiled in this process, since a child would find the guest."""
-    model, target, said = as_model("branching", *relay_module("branching")), host_target(), list[str]()
+    model, target, said = as_model("branching", *relay_module("branching")), host_target(), log_lines("INFO")
     device = Device("cpu0", "host", (0,), target)
     with_kernels = RelayModel.compile(model, (target,), lambda _: None, lambda _: None)
     from tvm_pipeline.tvm.relay import build, fold
@@ -74,7 +75,7 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
     for module in (build, fold):
         monkeypatch.setattr(module, "relay_kernels", RelayKernels)
     monkeypatch.setattr(build, "compile_in_child", _compile_here)
-    stock = RelayModel.compile(model, (target,), lambda _: None, said.append)
+    stock = RelayModel.compile(model, (target,), lambda _: None)
     assert any("gets TVM's own kernels" in line for line in said)
     assert not stock.tuned()
     first, second = (one.libraries[target] for one in (stock, with_kernels))
@@ -88,10 +89,10 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def _compile_here(model, target, folder, progress, host, choices):  # type: ignore[no-untyped-def]
+def _compile_here(model, target, folder, host, choices):  # type: ignore[no-untyped-def]
     from tvm_pipeline.tvm.relay.build import compile_module, element_types
     from tvm_pipeline.tvm.relay.importer import import_model
 
     mod, params = import_model(model)
-    compile_module(model.name, mod, params, target, folder, progress, host, choices)
+    compile_module(model.name, mod, params, target, folder, host, choices)
     return element_types(mod)
