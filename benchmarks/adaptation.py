@@ -160,7 +160,7 @@ def prepare(model: str, repeats: int) -> Subject:
         raise SystemExit(f"platform {platform.name} has no two devices that share no cores")
     # As in the paper, the accelerator is the first of the two.
     first, second = sorted(group, key=lambda device: bool(device.cores))[:2]
-    compiled = backend.compile(load(model), platform.devices, lambda _: None)
+    compiled = backend.compile(load(model), platform.devices)
     profile = profile_model(backend, compiled, platform, repeats)
     for warning in profile.warnings:
         CONSOLE.print(f"warning: {warning}")

@@ -74,7 +74,7 @@ def measured(names: Iterable[str]) -> list[Row]:
         return rows
     backend, platform = settle_platform(replace(found, devices=pair))
     for name in names:
-        compiled = backend.compile(load(name), platform.devices, lambda _: None)
+        compiled = backend.compile(load(name), platform.devices)
         profile = profile_model(backend, compiled, platform)
         for warning in profile.warnings:
             CONSOLE.print(f"{name}: {warning}")

@@ -94,9 +94,9 @@ def writing(folder: Path, fps: float) -> Iterator[Callable[..., None]]:
 def app_of(short: bool) -> App:
     backend, platform = settle_platform(detect_platform())
     if short:
-        compiled = backend.compile(load("squeezenet", {"data": (1, 3, 64, 64)}), platform.devices, lambda _: None)
+        compiled = backend.compile(load("squeezenet", {"data": (1, 3, 64, 64)}), platform.devices)
         return App(compiled, backend, platform, "synthetic:320x240@30", preprocessing_for(compiled.graph), None, 8)
-    compiled = backend.compile(load(fetch(MODEL), {"input.1": (1, 3, 288, 640)}), platform.devices, lambda _: None)
+    compiled = backend.compile(load(fetch(MODEL), {"input.1": (1, 3, 288, 640)}), platform.devices)
     toml = Path(__file__).parents[1] / "examples" / "face_detector" / "centerface.toml"
     return App(compiled, backend, platform, str(fetch(VIDEO)), preprocessing_for(compiled.graph, toml), decode)
 

@@ -131,7 +131,7 @@ def check(
 ) -> tuple[list[Checked], Worth]:
     """Measure a network and some of its stages on each kind of device, and judge the plan from the models."""
     backend, settled = settle_platform(platform)
-    with closing(backend.compile(load(network, shapes), settled.devices, lambda _: None)) as compiled:
+    with closing(backend.compile(load(network, shapes), settled.devices)) as compiled:
         graph = compiled.graph
         timer = stage_timer(compiled)
         kinds = {len(device.cores): device for device in reversed(settled.devices)}

@@ -40,7 +40,7 @@ def make_bundle(folder: Path) -> None:
     from tests.support.onnx_models import write_picture_net
 
     backend, platform = settle_platform(detect_platform())
-    compiled = backend.compile(load(write_picture_net(folder / "net.onnx")), platform.devices, lambda _: None)
+    compiled = backend.compile(load(write_picture_net(folder / "net.onnx")), platform.devices)
     problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
     bundle = Bundle(compiled.graph, platform, problem.profile, plan(problem, "single").plan, compiled)
     write_bundle(folder / "net.tar", bundle)

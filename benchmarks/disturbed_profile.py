@@ -105,7 +105,7 @@ class Taken:
 def profiled(made: Compiled, case: str, repeats: int, strict: bool) -> Taken:
     with ExitStack() as opened:
         benches = {d: opened.enter_context(closing(Bench(made.compiled, d))) for d in made.platform.devices}
-        rounds = Rounds(benches, repeats, lambda _: None, strict)
+        rounds = Rounds(benches, repeats, lambda: None, strict)
         rounds.measure()
     all_s = {
         device.name: statistics.median(timing.seconds for timing in bench.measured.whole[:repeats])

@@ -39,7 +39,7 @@ def main() -> None:
     backend, platform = settle_platform(Platform("two cores", tuple(kernels)))
     reached = {}
     for name in arguments.models:
-        compiled = backend.compile(load(int8_model(name)), platform.devices, lambda _: None)
+        compiled = backend.compile(load(int8_model(name)), platform.devices)
         profile = profile_model(backend, compiled, platform)
         for warning in profile.warnings:
             console.print(f"{name}: {warning}")

@@ -68,7 +68,7 @@ class Gpu:
 
     def compiled(self, model: Model, cpus: int = 1, *, cores: bool = True) -> tuple[Backend, RelayModel, Platform]:
         backend, platform = self.settled(cpus, cores=cores)
-        compiled: Any = backend.compile(model, platform.devices, lambda _: None)
+        compiled: Any = backend.compile(model, platform.devices)
         return backend, compiled, platform
 
 

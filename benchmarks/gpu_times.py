@@ -195,7 +195,7 @@ def speed(gpu: Gpu, options: argparse.Namespace) -> bool:
     kinds = {device.name: "GPU" if device.backend == "gpu" else "CPU" for device in platform.devices}
     rows = []
     for name in options.models or MODELS:
-        compiled = backend.compile(load(name), platform.devices, lambda _: None)
+        compiled = backend.compile(load(name), platform.devices)
         profile = profile_model(backend, compiled, platform)
         plans = {kind: _best_on(kind, Problem(compiled.graph, platform, profile), kinds) for kind in ("CPU", "GPU")}
         candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates

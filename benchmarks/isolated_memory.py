@@ -158,7 +158,7 @@ def main() -> None:
         platform = Platform("the engine's cores", engine_for(model, cores)[1])
     backend, platform = settle_platform(platform)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-        with closing(backend.compile(model, platform.devices, lambda _: None)) as made:
+        with closing(backend.compile(model, platform.devices)) as made:
             made.save(Path(folder), (), platform)
             stored = sum(operator.param_bytes for operator in made.graph.operators)
         compiled = opened.enter_context(closing(backend.load(Path(folder), platform.devices)))

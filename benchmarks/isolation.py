@@ -123,7 +123,7 @@ def main() -> None:
 
     backend, platform = settle_platform(detect_platform())
     shapes = {"data": (1, 3, 64, 64)} if arguments.short else None
-    compiled = backend.compile(load(arguments.model, shapes), platform.devices, lambda _: None)
+    compiled = backend.compile(load(arguments.model, shapes), platform.devices)
     first, second, *_ = [device for device in platform.devices if device.name != "cpu"] * 2
     plan = halves(compiled.graph, (first, second)) if first is not second else None
     every = [operator.name for operator in compiled.graph.operators]

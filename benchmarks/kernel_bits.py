@@ -92,7 +92,7 @@ def compiled(folder: Path, model: Model, target: str, choices: Choices) -> Relay
 def compile_into(folder: Path, model: Model, target: str, choices: Choices) -> None:
     """Write the library of a model into a new folder."""
     folder.mkdir()
-    compile_module(model.name, *import_model(model), target, folder, lambda _: None, choices=choices)
+    compile_module(model.name, *import_model(model), target, folder, choices=choices)
 
 
 def other_choices(workloads: Iterable[Workload], target: str) -> dict[Workload, Choice]:

@@ -47,7 +47,7 @@ def make_bundle(path: Path, short: bool) -> None:
     backend, platform = settle_platform(detect_platform())
     tiny = write_picture_net(path.with_suffix(".onnx")) if short else None
     model = load(tiny) if tiny else load("squeezenet", {"data": (1, 3, 64, 64)})
-    compiled = backend.compile(model, platform.devices, lambda _: None)
+    compiled = backend.compile(model, platform.devices)
     problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
     write_bundle(path, Bundle(compiled.graph, platform, problem.profile, plan(problem, "single").plan, compiled))
 

@@ -140,7 +140,7 @@ def recorded(name: str, platform: Platform, repeats: int, keep: Path, console: C
     graph_file, profile_file = keep / f"{name}.json", keep / f"{name}.profile.json"
     if not profile_file.exists():
         backend, settled = settle_platform(platform)
-        compiled = backend.compile(load_lively(name), settled.devices, lambda _: None)
+        compiled = backend.compile(load_lively(name), settled.devices)
         measured = profile_model(backend, compiled, settled, repeats)
         for warning in measured.warnings:
             console.print(f"{name}: {warning}")

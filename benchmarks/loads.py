@@ -269,7 +269,7 @@ def _gpu_work() -> Work:
     body = relay.nn.relu(relay.nn.conv2d(data, weight, padding=(1, 1)))
     network = relay.Function(relay.analysis.free_vars(body), body)
     backend, platform = settle_platform(Platform("load", (Device("gpu", "gpu", (), target),)))
-    compiled = backend.compile(as_model("load", *create_workload(network)), platform.devices, lambda _: None)
+    compiled = backend.compile(as_model("load", *create_workload(network)), platform.devices)
     runner = compiled.stage([operator.name for operator in compiled.graph.operators], platform.devices[0])
     runner.bind()
     inputs, outputs = [port.buffer() for port in runner.inputs], [port.buffer() for port in runner.outputs]

@@ -123,7 +123,7 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
 
     model = relay_network(graph)
     device = Device("cpu0", "host", (0,), host_target())
-    models = [RelayModel.compile(model, [device.target], bind, lambda _: None, order) for order in ("listed", "memory")]
+    models = [RelayModel.compile(model, [device.target], bind, order) for order in ("listed", "memory")]
     compiled = models[0]
     operators = [operator.name for operator in compiled.graph.operators]
     bind(device)
@@ -176,8 +176,8 @@ def shared_row(model: Model, rounds: int) -> tuple[list[str], bool, float]:
     from tvm_pipeline_host.host import bind
 
     device = Device("cpu0", "host", (0,), host_target())
-    listed = RelayModel.compile(model, [device.target], bind, lambda _: None)
-    ordered = RelayModel.compile(model, [device.target], bind, lambda _: None, "memory")
+    listed = RelayModel.compile(model, [device.target], bind)
+    ordered = RelayModel.compile(model, [device.target], bind, "memory")
     operators = [operator.name for operator in listed.graph.operators]
     bind(device)
     both = (listed, ordered)

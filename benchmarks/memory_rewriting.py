@@ -229,7 +229,7 @@ def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
     from tvm_pipeline.tvm.relay.compiled import RelayModel
     from tvm_pipeline_host.host import bind
 
-    compiled = RelayModel.compile(model, [device.target], bind, lambda _: None, "memory")
+    compiled = RelayModel.compile(model, [device.target], bind, "memory")
     operators = [operator.name for operator in compiled.graph.operators]
     bind(device)
     stage = compiled.stage(operators, device)

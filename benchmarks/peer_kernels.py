@@ -120,7 +120,7 @@ def _library(model: Model, target: str, *, own: bool) -> tuple[Library, float]:
             for name in ("pad_channels", "channels_first"):
                 without.enter_context(patch.object(build, name, lambda mod, *_: mod))
         begin_s = sum(os.times()[:4])
-        build.compile_module(model.name, mod, params, target, Path(folder), lambda _: None)
+        build.compile_module(model.name, mod, params, target, Path(folder))
         took_s = sum(os.times()[:4]) - begin_s
         return load_library(Path(folder)), took_s
 
@@ -177,7 +177,7 @@ def operators(console: Console, options: argparse.Namespace) -> bool:
     for name in options.models:
         target = host_target()
         device = Device("core", "host", (one_core(),), target)
-        model = RelayModel.compile(load_lively(name), [target], bind, lambda _: None)
+        model = RelayModel.compile(load_lively(name), [target], bind)
         with ThreadPoolExecutor(1) as thread:  # binding is for good
             seconds, peak = thread.submit(_timed, model, device).result()
         console.print(_operators_table(name, model, seconds, peak))

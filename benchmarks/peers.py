@@ -278,10 +278,10 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
     backend, platform = host_platform()
     tuner = backend if backend.can_tune else None
     if options.tune and tuner:
-        report = tuner.tune(model, platform.devices[0], options.tune, lambda _: None)
+        report = tuner.tune(model, platform.devices[0], options.tune)
         CONSOLE.print(f"{name}: {report.tuned} of {report.kernels} convolutions tuned; {report.stopped}")
     compile_ = tuner.compile_untuned if tuner else backend.compile
-    compiled = compile_(model, platform.devices, lambda _: None)
+    compiled = compile_(model, platform.devices)
     plans = own_plans(name, compiled, platform, 1.0 if options.short else VERIFY_S)
     frame = [noise(Port.of(tensor)) for tensor in compiled.graph.inputs]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
@@ -294,7 +294,7 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
             add(Ours(setting, compiled, plan, platform, frame))
         if options.tune:
             setting, plan = next(iter(plans.items()))
-            tuned = backend.compile(model, platform.devices, lambda _: None)
+            tuned = backend.compile(model, platform.devices)
             add(Ours(f"{setting}, tuned", tuned, plan, platform, frame))
         file = network_file(model, Path(temporary))
         save_inputs(file, frame)
@@ -302,7 +302,7 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
             for setting in SETTINGS[engine][: 1 if options.cores == 1 else None]:
                 add(Peer(engine, setting, options.cores, file, packages))
         if options.short:  # shows without any peer that what they read is the same network
-            again = backend.compile(load(file), platform.devices, lambda _: None)
+            again = backend.compile(load(file), platform.devices)
             add(
                 Ours("what the peers read", again, of_one_stage(again.graph, platform.devices[0].name), platform, frame)
             )

@@ -38,7 +38,7 @@ def main() -> None:
     backend, platform = settle_platform(detect_platform())
     rows: list[tuple[str, Measured]] = []
     for name, model in models(arguments.models):
-        compiled = backend.compile(model, platform.devices, lambda _: None)
+        compiled = backend.compile(model, platform.devices)
         profile = profile_model(backend, compiled, platform, repeats=8 if arguments.short else 24)
         candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates
         for warning in profile.warnings:

@@ -117,7 +117,7 @@ def slices(options: argparse.Namespace) -> bool:
     rows, right = [], True
     for name in options.models or TEN:
         model = loaded(name, options)
-        compiled = backend.compile(model, [device], lambda _: None)
+        compiled = backend.compile(model, [device])
         frame = random_frame(compiled.graph.inputs)
         names = [operator.name for operator in compiled.graph.operators]
         whole = model_outputs(compiled, run_stages(compiled, [(names, device)], frame))
@@ -214,7 +214,7 @@ def overhead(options: argparse.Namespace) -> bool:
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(proto, Path(folder) / "softmaxes.onnx")
-        compiled = find_backend("host").compile(frontends.load(Path(folder) / "softmaxes.onnx"), [device], str)
+        compiled = find_backend("host").compile(frontends.load(Path(folder) / "softmaxes.onnx"), [device])
     names = [operator.name for operator in compiled.graph.operators]
     runner = compiled.runnable_plan(compiled.plan_slice(names, device), device)
     inputs, outputs = [noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs]

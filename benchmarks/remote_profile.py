@@ -40,13 +40,13 @@ def main() -> None:
     rounds, repeats = (1, 4) if arguments.short else (arguments.rounds, REPEATS)
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(BoardServer(Address("127.0.0.1", 0), Path(folder), lambda _: None)) as server,
+        closing(BoardServer(Address("127.0.0.1", 0), Path(folder))) as server,
     ):
         tiny = Path(folder) / "net.onnx"
         model = str(write_picture_net(tiny)) if arguments.short else arguments.model
         threading.Thread(target=server.serve, daemon=True).start()
         with Board.connect(str(server.address)) as board:
-            machine = RemoteMachine(board, lambda _: None)
+            machine = RemoteMachine(board)
             own, there = compile_source(model), compile_source(model, machine=machine)
             found: dict[str, list[Profile]] = {"local": [], "again": [], "remote": []}
             for index in range(rounds):

@@ -43,7 +43,7 @@ CONSOLE = Console(width=150)
 def make_bundle(folder: Path) -> Path:
     backend, platform = settle_platform(detect_platform())
     model = load(str(write_picture_net(folder / "net.onnx")))
-    compiled = backend.compile(model, platform.devices, lambda _: None)
+    compiled = backend.compile(model, platform.devices)
     problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
     bundle = Bundle(compiled.graph, platform, problem.profile, plan(problem, "single").plan, compiled)
     write_bundle(folder / "net.tar", bundle)

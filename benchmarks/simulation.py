@@ -193,7 +193,7 @@ def runtime(short: bool) -> bool:
     within = []
     for name in models:
         model = load(name, {"data": (1, 3, 64, 64)} if short else None)
-        compiled = backend.compile(model, platform.devices, lambda _: None)
+        compiled = backend.compile(model, platform.devices)
         problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, 8 if short else 24))
         candidates = planning.plan(problem).candidates
         loads = [os.getloadavg()[0]]

@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 
 def compile_(name: str, device: Device) -> RelayModel:
-    return RelayModel.compile(load(name), [device.target], lambda _: None, lambda _: None)
+    return RelayModel.compile(load(name), [device.target], lambda _: None)
 
 
 def operators(model: RelayModel) -> list[str]:

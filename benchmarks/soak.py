@@ -178,7 +178,7 @@ def soak(seconds: float, times: float, folder: Path, short: bool) -> bool:
     backend, platform = settle_platform(detect_platform())
     tiny = write_picture_net(folder / "net.onnx") if short else None
     network = load(tiny) if tiny else load("squeezenet", {"data": (1, 3, SIDE, SIDE)})
-    whole = backend.compile(network, platform.devices, lambda _: None)
+    whole = backend.compile(network, platform.devices)
     model = Breakable(whole)
     problem = Problem(whole.graph, platform, profile_model(backend, whole, platform, 4 if short else REPEATS))
     settings = preprocessing_for(whole.graph)

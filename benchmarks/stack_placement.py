@@ -34,7 +34,7 @@ def main() -> None:
     repeats, step = (2, 1024) if arguments.short else (arguments.repeats, 128)
 
     backend, platform = settle_platform(detect_platform())
-    compiled = backend.compile(load(arguments.model), platform.devices, lambda _: None)
+    compiled = backend.compile(load(arguments.model), platform.devices)
     device, names = platform.devices[0], [operator.name for operator in compiled.graph.operators]
     stage = compiled.stage(names, device)  # binds the measuring thread to its device
     part = compiled.cut(names, device)

@@ -79,7 +79,7 @@ def main() -> None:
 def row(console: Console, name: str, arguments: argparse.Namespace) -> dict:
     """Return both choices of one model, each with its throughput over that of the best candidate."""
     backend, platform = settle_platform(detect_platform())
-    compiled = backend.compile(load(name), platform.devices, lambda _: None)
+    compiled = backend.compile(load(name), platform.devices)
     core = platform.devices[-1].cores[-1]
     with loaded(core, *LOADS["60 ms of 120"]) if arguments.disturbed else nullcontext():
         if arguments.video:

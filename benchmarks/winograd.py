@@ -123,7 +123,7 @@ def _direct(data: Array, weights: Array) -> Array:
 def network(name: str, seconds: float) -> tuple[tuple[str, ...], bool]:
     """Return the row of a network, and whether its outputs are as near as they must be."""
     model, target = replace(load_lively(name), winograd=True), host_target()
-    tune(model, target, seconds, lambda line: CONSOLE.print(line, style="dim"))
+    tune(model, target, seconds)
     libraries = build_library(model, target, choices={}), build_library(model, target)
     direct, fast = race(model.name, *libraries)
     ratios = direct.whole / fast.whole

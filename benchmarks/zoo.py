@@ -115,7 +115,7 @@ def compiled_for_host(model: Model) -> tuple[Any, str]:
     backend.refuses_slice(model)  # which imports it
     report(import_s=time.perf_counter() - begin_s, import_cpu_s=time.process_time() - cpu_s)
     begin_s, device = time.perf_counter(), backend.detect()[0]
-    compiled = backend.compile(model, [device], lambda _: None)
+    compiled = backend.compile(model, [device])
     report(compile_s=time.perf_counter() - begin_s, operators=len(compiled.graph))
     return compiled, device.target
 

@@ -110,10 +110,10 @@ def test_a_bundle_of_both(monkeypatch, tmp_path) -> None:
 class Refusing(FakeBackend):
     """Compiles for the devices of others, and for none of its own."""
 
-    def compile(self, model, devices, progress, order="listed"):
+    def compile(self, model, devices, order="listed"):
         if any(device.backend == self.name for device in devices):
             raise ModelError("its kernels do not line up")
-        return super().compile(model, devices, progress, order)
+        return super().compile(model, devices, order)
 
 
 def test_detected_devices_that_cannot_be_compiled_for_are_left_out(monkeypatch, tmp_path) -> None:

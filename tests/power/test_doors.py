@@ -73,9 +73,9 @@ def test_without_a_package_no_sensor_and_no_mode_is_known() -> None:
         machine = power_modes()
     assert (machine.modes(), list(machine.described()), machine.environment()) == ((), [], {})
     assert not machine.is_set(PowerMode("5W", 1))
-    machine.put_back_left(pytest.fail, pytest.fail)
+    machine.put_back_left()
     with pytest.raises(PowerError, match="power mode 5W cannot be set: no installed package sets modes"):
-        machine.mode_set(PowerMode("5W", 1), pytest.fail, pytest.fail)
+        machine.mode_set(PowerMode("5W", 1))
 
 
 def test_a_package_may_not_know_the_machine() -> None:
