@@ -37,7 +37,7 @@ def no_guest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_a_guest_there_are_tvms_own_and_tuning_names_the_package() -> None:
     assert relay_kernels().key == OWN
     with pytest.raises(PlatformError, match="the package tvm_pipeline_kernels, a part of tvm-pipeline, is not instal"):
-        relay_kernels().tune(as_model("chain", *relay_module("branching")), "llvm", 1.0, lambda _: None)
+        relay_kernels().tune(as_model("chain", *relay_module("branching")), "llvm", 1.0)
 
 
 def test_a_guest_that_misses_something_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
     """Both are compiled in this process, since a child would find the guest."""
     model, target, said = as_model("branching", *relay_module("branching")), host_target(), log_lines("INFO")
     device = Device("cpu0", "host", (0,), target)
-    with_kernels = RelayModel.compile(model, (target,), lambda _: None, lambda _: None)
+    with_kernels = RelayModel.compile(model, (target,), lambda _: None)
     from tvm_pipeline.tvm.relay import build, fold
 
     for module in (build, fold):

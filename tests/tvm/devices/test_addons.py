@@ -64,7 +64,7 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, cache: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert build_addon(addon).read_bytes() == content
-    assert "damaged" in said[0]
+    assert any("damaged" in line for line in said)
 
 
 @pytest.mark.thorough

@@ -187,7 +187,7 @@ ctypes.CDLL("libOpenCL.so.1", ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
 before = tvm.get_global_func("device_api.opencl")
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-ready_to_run("opencl", print)
+ready_to_run("opencl")
 whole = tvm.nd.array(numpy.arange(1024, dtype="float32"), tvm.device("opencl", 0))
 part = tvm.get_global_func("tvm_pipeline.opencl.part")
 print(part(whole, 2048, tvm.runtime.ShapeTuple((2,)), tvm.DataType("float32")).numpy())
