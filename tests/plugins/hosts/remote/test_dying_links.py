@@ -69,9 +69,9 @@ def test_many_breaks(proxied):
 @pytest.mark.thorough
 def test_a_silent_link_is_noticed_and_the_call_goes_on(proxied, tmp_path):
     proxy, board = proxied
+    pid, links = board.call("wait", {"file": str(tmp_path)})[0], proxy.links
     lines = log_lines("INFO")
     with ThreadPoolExecutor(1) as pool:
-        pid, links = board.call("wait", {"file": str(tmp_path)})[0], proxy.links
         running = pool.submit(board.call, "wait", {"file": str(tmp_path / "go")}, [np.ones(3)])
         until(lambda: lines)
         proxy.hold()
