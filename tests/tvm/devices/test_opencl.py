@@ -182,11 +182,13 @@ def test_code_of_the_cpu_has_no_programs(tmp_path: Path) -> None:
 
 
 OWN_OPENCL = """
-import ctypes, sys, numpy, tvm_pipeline.tvm, tvm
+import ctypes, logging, sys, numpy, tvm_pipeline.tvm, tvm
 ctypes.CDLL("libOpenCL.so.1", ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
 before = tvm.get_global_func("device_api.opencl")
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
+logging.getLogger("tvm_pipeline").setLevel("INFO")
+logging.getLogger("tvm_pipeline").addHandler(logging.StreamHandler(sys.stdout))
 ready_to_run("opencl")
 whole = tvm.nd.array(numpy.arange(1024, dtype="float32"), tvm.device("opencl", 0))
 part = tvm.get_global_func("tvm_pipeline.opencl.part")

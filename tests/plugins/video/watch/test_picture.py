@@ -51,7 +51,7 @@ def test_all_who_look_share_a_few_pictures_a_second(work_s):
     until_s, pictures = time.monotonic() + 0.7, []
 
     def look() -> None:
-        while time.monotonic() < until_s:
+        while time.monotonic() < until_s or len(run.drawn) < 2:  # a busy machine draws late
             pictures.append(preview())
 
     viewers = [threading.Thread(target=look) for _ in range(4)]
