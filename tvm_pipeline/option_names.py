@@ -2,7 +2,7 @@
 
 A message of the library names a setting by its field in Python, in backticks: "`min_throughput_fps` -1: it must be
 positive". The command line prints that as `--min-throughput -1: ...`, a service's file as `min-throughput -1: ...`.
-This module holds the one table of names that both use. Read next: file.py and cli/output.py.
+This module holds the one table of names that both use. Read next: cli/output.py, and documents.py, which reads files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What tvm-pipeline knows of boards: their sensors of power, which Jetson this is, and its power modes.
 
-The engine finds the two through entry points: `machine_sensors` and `BoardModes`.
+The engine finds the sensors and the modes through entry points: `machine_sensors` and `BoardModes`.
 
 machine_sensors.py  the sensors of this machine
 hwmon.py            INA3221 and other chips, the rails of Jetson boards
@@ -15,5 +15,5 @@ clock_limits.py     the greatest frequencies of CPU cores, the GPU and other dev
 jetson.py           which module, JetPack and power mode this is
 modules.py          the table of known Jetson modules
 
-No Jetson was at hand: all of this was run on trees of files, made as public sources document them (`docs/jetson.md`).
+This code never ran on a Jetson. Its tests use trees of files, made as public sources document them (`docs/jetson.md`).
 """

@@ -80,7 +80,7 @@ class BoardModes(PowerModes):
         """Have the machine in a power mode while the block lasts, and put back what was before.
 
         Call `put_back_left` first. Where the mode is set already, nothing is changed. What cannot be put back is kept
-        on record and told to `warn`.
+        on record, and the log warns of it.
 
         Raises:
             PowerError: another process has a mode set, or the mode cannot be set; what was before is then put back.
@@ -118,7 +118,7 @@ class BoardModes(PowerModes):
     def put_back_left(self) -> None:
         """Put back what a process that was killed had set; a process that runs keeps its mode.
 
-        `tell` hears that it was put back, and `warn` where that fails, with what the user does next.
+        The log says that it was put back. If that fails, the log says what the user does next.
         """
         for folder in state_folders():
             if not os.path.lexists(folder / RECORD):

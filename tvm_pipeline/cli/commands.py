@@ -97,7 +97,7 @@ def docstring(entry: EntryPoint) -> str:
 
 
 def _import_help() -> None:
-    """Import what prints help, without Markdown and tracebacks: they take a third of the time, and no help has them."""
+    """Import what prints help, without Markdown and tracebacks, which take a quarter of the time and are in no help."""
     stand_ins = {name: ModuleType(name) for name in ("rich.markdown", "rich.traceback") if name not in sys.modules}
     for module in stand_ins.values():
         vars(module)["__getattr__"] = lambda _: object  # whatever is imported from it

@@ -26,8 +26,6 @@ class PowerModes:
     def mode_set(self, mode: PowerMode) -> AbstractContextManager[None]:
         """Have the machine in this mode while a block lasts, and put back what was before.
 
-        Args:
-
         Raises:
             PowerError: the mode cannot be set.
         """

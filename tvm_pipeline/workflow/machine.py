@@ -2,7 +2,7 @@
 
 The steps of `steps.py` ask a Machine for all that needs its devices, so that they are the same for both. `HERE` is
 this machine. An installed package that reaches others has an entry point of the group `tvm_pipeline.machines`: a
-function of an address and of `tell` whose block has a Machine.
+function of an address that returns a context, in which there is a Machine.
 """
 
 from __future__ import annotations

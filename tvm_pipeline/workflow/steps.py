@@ -6,8 +6,8 @@
         decision, profile = decide(subject.problem("latency"), compiled=subject.compiled)
         print(decision.plan)
 
-Each step takes `tell`, which hears what is being done, and `warn`, which hears why a figure may be doubtful; without
-them it is silent, and warnings go to the log. Read next: planning/ (how plans are found), running.py (what runs them).
+Each step logs what it does (INFO), and why a figure may be doubtful (WARNING). Read next: planning/ (how plans are
+found), compiled_pipeline.py (the verbs, which run a plan).
 """
 
 from __future__ import annotations

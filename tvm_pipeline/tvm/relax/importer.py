@@ -26,7 +26,6 @@ def import_model(model: Model) -> tvm.IRModule:
     """Return the model as a module with one function `main`, a plain block of dataflow with weights as constants.
 
     Its parameters have the names of the model's inputs, and its attribute `output_names` those of its outputs.
-    `progress` hears what is being done.
 
     Raises:
         ModelError: the format needs Relay, or an operator cannot be imported; the message names the operator and its

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     """Return the model as a type-checked Relay module and its parameters.
 
-    `progress` hears which share of an ONNX file is done.
+    The log says which share of an ONNX file is done.
 
     Raises:
         ModelError: the importer does not take the model; the message names the operator if TVM names it.

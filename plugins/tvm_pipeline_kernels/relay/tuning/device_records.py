@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import tvm
@@ -33,6 +33,7 @@ from tvm_pipeline_kernels.relay.schedules.device_choices import (
 )
 from tvm_pipeline_kernels.relay.tuning.tuning_records import (
     VERSION,
+    Line,
     OtherGenerationError,
     append_line,
     best_of,
@@ -65,14 +66,7 @@ _Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)]
 _Entity = tuple[str, Literal["sp", "re", "an", "ot"], list[_Number | str] | _Number | bool]
 
 
-class _DeviceConfig(msgspec.Struct):
-    entity: list[tuple[str, str, Any]]
-
-
-class _DeviceLine(msgspec.Struct):
-    input: tuple[str, str, list[Any], dict[str, Any]]
-    config: _DeviceConfig
-    result: tuple[tuple[Annotated[float, msgspec.Meta(gt=0)]], int, float, float]
+class _DeviceLine(Line):
     tvm_version: str
 
 

@@ -84,7 +84,9 @@ class _Config(msgspec.Struct):
     entity: list[tuple[str, str, Any]]
 
 
-class _Line(msgspec.Struct):
+class Line(msgspec.Struct):
+    """A record as one line of AutoTVM's JSON."""
+
     input: tuple[str, str, list[Any], dict[str, Any]]
     config: _Config
     result: tuple[tuple[Annotated[float, msgspec.Meta(gt=0)]], int, float, float]
@@ -243,7 +245,7 @@ def line_of(target: str, record: Record) -> bytes:
 
 def _record(line: bytes, target: str) -> Record:
     """Read one line; raise ValueError where it is no record of this target."""
-    read = msgspec.json.decode(line, type=_Line)
+    read = msgspec.json.decode(line, type=Line)
     knobs = {name: value for name, _, value in read.config.entity}
     generation, proven = knobs.get("own_generation"), knobs.get("own_proven")
     if generation is None or not isinstance(proven, bool):
