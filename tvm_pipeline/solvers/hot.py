@@ -26,9 +26,10 @@ from tvm_pipeline.files import cache_folder, locked
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
-# The loops of each module that are not compiled yet, and the compiled form of each other loop.
+# The loops of each module that are not compiled yet, the compiled form of each other loop, and those that were called.
 _registered: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_called: set[Callable[..., Any]] = set()
 _lock = Lock()
 
 
@@ -45,8 +46,9 @@ def hot(loop: Loop) -> Loop:
         if loop not in _compiled:
             _compile(loop.__module__)
         function = _compiled[loop]
-        if getattr(function, "signatures", None) == []:
+        if loop not in _called:
             _compile_first(function, arguments)
+            _called.add(loop)
         return function(*arguments)
 
     return call  # type: ignore[return-value]
@@ -77,6 +79,8 @@ def _compile_first(function: Any, arguments: tuple[Any, ...]) -> None:
     """Compile a loop for its first arguments. Processes that begin together compile it once: the others wait for it."""
     from numba import typeof
 
+    if not hasattr(function, "compile"):  # NUMBA_DISABLE_JIT
+        return
     with ExitStack() as held:
         with suppress(PipelineError):  # without a cache each compiles it
             held.enter_context(locked(cache_folder() / "numba" / function.__module__, function.__name__))
