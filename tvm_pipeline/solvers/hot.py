@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import wraps
+from inspect import isfunction
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -79,7 +80,7 @@ def _compile_first(function: Any, arguments: tuple[Any, ...]) -> None:
     """Compile a loop for its first arguments. Processes that begin together compile it once: the others wait for it."""
     from numba import typeof
 
-    if not hasattr(function, "compile"):  # NUMBA_DISABLE_JIT
+    if isfunction(function):  # NUMBA_DISABLE_JIT left it to Python
         return
     with ExitStack() as held:
         with suppress(PipelineError):  # without a cache each compiles it
