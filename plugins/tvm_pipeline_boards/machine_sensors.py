@@ -1,4 +1,4 @@
-"""The sensors of power of this machine. Each kind of sensor has a file, with a function that finds the sensors of this kind."""
+"""The sensors of power of this machine. Each kind has a file, with a function that finds the sensors of this kind."""
 
 from __future__ import annotations
 
