@@ -59,33 +59,23 @@ def steps(folder: Path) -> list[Step]:
     return [
         Step("the GPU and its driver", ("-c", "import subprocess; subprocess.run(['nvidia-smi'])"), 20),
         Step("devices", (*command, "devices", "-o", str(folder / "machine.toml")), 60),
-        Step("cuts of a small network", (*gpu, "cuts", "--models", "branching"), 120),
-        *(Step(f"speed of {name}", (*gpu, "speed", "--models", name), 120) for name in MODELS[:3]),
-        Step("failures", (*gpu, "live"), 240),
-        Step("prediction", (*gpu, "prediction"), 180),
         Step("cuts", (*gpu, "cuts"), 240),
-        Step("overhead", (*gpu, "overhead"), 60),
-        *(Step(f"operators of {name}", (*gpu, "networks", "--models", name), 120) for name in MODELS),
         Step("networks as ONNX", ("benchmarks/export_networks.py", str(networks), *EXPORTED), 60),
         *(
-            step
-            for name in EXPORTED
-            for step in (
-                Step(
-                    f"{name} by {kind}",
-                    (*command, "compile", str(networks / f"{name}.onnx"), "-o", str(folder / f"{name}-{kind}.tar")),
-                    120,
-                    kind,
-                )
-                for kind in ("relax", "relay")
+            Step(
+                f"candidates of {name} by {kind}",
+                (*command, "compile", str(networks / f"{name}.onnx"), "-o", str(folder / f"{name}-{kind}.tar")),
+                120,
+                kind,
             )
-        ),
-        *(
-            Step(f"candidates of {name} by {kind}", (*command, "bench", str(folder / f"{name}-{kind}.tar")), 60, kind)
             for name in EXPORTED
             for kind in ("relax", "relay")
         ),
-        *(Step(f"speed of {name}", (*gpu, "speed", "--models", name), 180) for name in MODELS[3:]),
+        Step("failures", (*gpu, "live"), 240),
+        Step("prediction", (*gpu, "prediction"), 240),
+        Step("overhead", (*gpu, "overhead"), 60),
+        *(Step(f"operators of {name}", (*gpu, "networks", "--models", name), 120) for name in MODELS),
+        *(Step(f"speed of {name}", (*gpu, "speed", "--models", name), 180) for name in MODELS),
         Step("soak", (*gpu, "soak", "--minutes", "5"), 400),
     ]
 
@@ -102,7 +92,7 @@ def pack(folder: Path, tvm: str, python: str, leave_out: Sequence[str], part_byt
         subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source], check=True)
         (own,) = wheels.iterdir()
         report = Path(temporary) / "report.json"
-        wanted = [f"{own}[{tvm}]", "hypothesis", "networkx"]
+        wanted = [f"{own}[{tvm},video]", "hypothesis", "networkx"]
         options = ["--quiet", "--target", str(site), *there]
         subprocess.run([*pip, "install", *options, "--dry-run", "--report", str(report), *wanted], check=True)
         found = {item["metadata"]["name"]: item["metadata"]["version"] for item in _read(report)["install"]}
