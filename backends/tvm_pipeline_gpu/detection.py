@@ -82,7 +82,7 @@ class Gpu:
         return "PoCL" if self.is_software and "Portable Computing" in self.platform_name else self.name
 
     def __str__(self) -> str:
-        memory = f", {self.memory_bytes / 1e9:.1f} GB{' shared with the host' if self.is_shared else ' of its own'}"
+        memory = f", {self.memory_bytes / 1e9:.1f} GB{' shared with the host' if self.is_shared else ''}"
         software = ", software" if self.is_software else ""
         half = "" if self.has_half else ", no float16"
         return f"{self.product} ({self.address}{software}{memory}{half}, driver {self.driver or 'unknown'})"

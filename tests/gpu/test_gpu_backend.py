@@ -331,7 +331,7 @@ def test_the_command_shows_what_the_gpus_are(drivers: Drivers, capfd, monkeypatc
     outcome = run_command(capfd, monkeypatch, "devices", "--json")
     assert outcome.code == 0, outcome.err
     assert [d["memory_bytes"] for d in outcome.json["devices"] if d["backend"] == "gpu"] == [10501292032, 26582675456]
-    assert "gpu0: NVIDIA GeForce RTX 3080 (cuda:0, 10.5 GB of its own, driver 12.8)" in outcome.err
+    assert "gpu0: NVIDIA GeForce RTX 3080 (cuda:0, 10.5 GB, driver 12.8)" in outcome.err
     assert "gpu1: Intel(R) UHD Graphics 770 (opencl:0, 26.6 GB shared with the host, driver 25.18" in outcome.err
     assert "cpu0: " not in outcome.err
 

@@ -14,7 +14,6 @@ import atexit
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -146,11 +145,13 @@ def description(device: Device) -> str:
 
 
 def left_out() -> list[str]:
-    """Return a line for each device of this machine that its backend does not offer, from backends that tell."""
+    """Return a line for each backend that cannot be used, and for each device that its backend does not offer."""
     lines: list[str] = []
     for name in _installed():
-        with suppress(PlatformError):  # a backend that cannot be used, of which `detect_platform` warns
+        try:
             lines += find_backend(name).left_out()
+        except PlatformError as error:
+            lines.append(str(error))
     return lines
 
 
@@ -172,11 +173,14 @@ def detect_platform(model: Model | None = None) -> Platform:
     found: dict[str, Sequence[Device]] = {}
     backends: dict[str, Backend] = {}
     reasons: list[str] = []
+    missing: list[str] = []
     for name in _installed():
         try:
             backend = find_backend(name)
         except PlatformError as error:
-            reasons.append(str(error))
+            # Most machines have no device of a backend that is not installed. The command `devices` lists them all.
+            (_log.warning if model and ENGINES.get(model.format) == name else _log.info)(error)
+            missing.append(str(error))
             continue
         devices = backend.detect()
         refused = backend.refuses(model) if model and devices else ""
@@ -192,7 +196,7 @@ def detect_platform(model: Model | None = None) -> Platform:
     for reason in reasons:
         _log.warning(reason)
     if not found:
-        raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give `platform`")
+        raise PlatformError("; ".join(missing + reasons) or "no backend finds a device on this machine; give `platform`")
     return Platform("this machine", _told_apart(found))
 
 

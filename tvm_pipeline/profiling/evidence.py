@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.platform import Device, core_ranges
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER, MOST_WAITED, observable
 from tvm_pipeline.profiling.estimates import Estimate
@@ -74,7 +74,8 @@ def doubt(graph: str, group: Sequence[Device], found: Estimate, rounds: Rounds) 
     """
     names = " and ".join(device.name for device in group)
     cores = sorted({core for device in group for core in device.cores})
-    kept_off = f", keep it off core {' and '.join(map(str, cores))} with `taskset`," if cores else ""
+    named = f"core{'s' if len(cores) > 1 else ''} {', '.join(core_ranges(cores))}"
+    kept_off = f", keep it off {named} with `taskset`," if cores else ""
     for phase, passes in (("", found.whole), (" beside other devices", found.busy)):
         if passes.is_doubtful and passes.timings:
             return passes.uncertainty, (
