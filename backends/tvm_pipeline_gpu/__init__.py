@@ -5,7 +5,7 @@ targets.py    which TVM target a GPU has, and whether a target fits it
 detection.py  lists the GPUs of this machine as TVM numbers them
 probing.py    asks one driver for its devices, in a child
 
-Nothing of this has run on a real GPU yet; `detect` needs neither TVM nor anything built.
+CUDA ran on one real GPU, an H100. `detect` needs neither TVM nor anything built.
 """
 
 from tvm_pipeline_gpu.gpu import GpuBackend

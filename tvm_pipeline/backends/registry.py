@@ -196,7 +196,8 @@ def detect_platform(model: Model | None = None) -> Platform:
     for reason in reasons:
         _log.warning(reason)
     if not found:
-        raise PlatformError("; ".join(missing + reasons) or "no backend finds a device on this machine; give `platform`")
+        why = "; ".join([*missing, *reasons])
+        raise PlatformError(why or "no backend finds a device on this machine; give `platform`")
     return Platform("this machine", _told_apart(found))
 
 

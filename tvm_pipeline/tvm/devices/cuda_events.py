@@ -6,8 +6,7 @@ device still has work when the launch comes, and that of the launch where the de
 both kinds too, so a stage of many small kernels gets the time of its launches. Launches from here take somewhat longer
 than those of a stage, which runs no Python between kernels.
 
-Only the proportions matter: the profile scales operators to whole passes (`profiling/estimates.py`). None of this has
-met a real GPU yet.
+Only the proportions matter: the profile scales operators to whole passes (`profiling/estimates.py`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 They come with NVIDIA's toolkit, which a Jetson has in /usr/local/cuda, or with its packages on PyPI
 (`pip install tvm-pipeline[cuda]`). Only the driver's library, `libcuda.so.1`, comes with the driver alone.
 
-Where several are there, what the user names goes first, then the machine's own, whose version fits the driver, and
-PyPI's last. Nothing of this has met a real GPU yet.
+If several are there, what the user names goes first, then the machine's own, whose version fits the driver, and
+PyPI's last.
 """
 
 from __future__ import annotations

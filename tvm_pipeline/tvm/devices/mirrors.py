@@ -4,7 +4,7 @@ A device that computes in the host's memory, as a Jetson's from Xavier on, uses 
 `InPlaceCUDA`): nothing is copied. Any other device has memory of its own and gets copies (`Copied`). CUDA's driver is
 told which arrays are copied (`pin`), so that it copies them without a buffer between.
 
-None of this was ever measured on a real GPU. PoCL computes in place, too.
+Copies ran on a real GPU, an H100. Arrays in place ran on PoCL and on software CUDA, and on no Jetson yet.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ TVM's own compile keeps source where its CUDA runtime cannot be loaded, as on a 
 compile it on the device's machine at each start. So its module is taken apart here, and its source replaced by the
 machine code. The format is that of TVM 0.27's `CUDAModuleNode::SaveToBytes`, which a test holds on to.
 
-None of these kernels was ever run on a real GPU.
+The kernels of squeezenet, mobilenet and resnet-18 ran on an H100.
 """
 
 from __future__ import annotations

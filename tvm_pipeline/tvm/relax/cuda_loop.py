@@ -6,7 +6,7 @@ while the host goes on; the loop waits once, behind the last. Weights are on the
 host. The device uses that array itself, or a copy (`devices/mirrors.py`). Between two stages on the device a tensor may
 stay there (`keep`).
 
-None of this was ever run on a real GPU.
+It ran on an H100; arrays that the GPU uses in place, as on a Jetson, ran on software CUDA only.
 """
 
 from __future__ import annotations
