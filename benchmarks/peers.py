@@ -46,7 +46,6 @@ from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.backends.registry import find_backend, platform_backend
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.cost.evaluate import frames_inside
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.frontends import load
 from tvm_pipeline.report import TextTable
@@ -133,7 +132,7 @@ class Ours:
 
     def __init__(self, setting: str, compiled: CompiledModel, plan: Plan, platform: Platform, frame: list[Array]):
         self.setting = setting
-        self._inside = frames_inside(plan.stages, plan.predicted)
+        self._inside = plan.frames_inside
         self._pipeline = Pipeline(compiled, plan, platform, in_flight=self._inside)
         self._pipeline.start()
         self._frame = {tensor.name: array for tensor, array in zip(compiled.graph.inputs, frame, strict=True)}

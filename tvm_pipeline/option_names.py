@@ -42,7 +42,7 @@ HELP = {
     "input_shapes": 'Shapes of inputs that the file leaves open: "data:[1,3,224,224]".',
     "json": "Print one JSON object on standard output, and nothing else there.",
     "labels": "Names of the classes: a file with one a line, or coco; without it, those of the model's file.",
-    "max_latency": "Seconds a frame may take, for throughput.",
+    "max_latency": "Seconds a frame may take under load, for throughput.",
     "min_throughput": "Frames a second to keep, for latency or energy.",
     "power_sensor": "What measures joules: the name of a sensor, as `devices` lists them, or the file of a meter's "
     "log; none: nothing does. Without it, the best sensor of the machine.",

@@ -14,11 +14,11 @@ from tests.support.graphs import Traits, random_order, random_problem, randoms
 from tests.support.simulation import push_frames
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.plan import Stage, frames_inside
 from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
 from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
-from tvm_pipeline.cost.evaluate import check_stages, evaluate, frames_inside
+from tvm_pipeline.cost.evaluate import check_stages, evaluate
 from tvm_pipeline.cost.shares import shared_frames
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import PlanError

@@ -26,6 +26,7 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, Simulation, fixed_rate, poisson, simulate
 from tvm_pipeline.errors import OptionError, PlanError, ProfileError
+from tvm_pipeline.planning import plan
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MODELLED = replace(CAPABLE, modelled=True)
@@ -360,3 +361,22 @@ def test_plans_that_cannot_be() -> None:
     bytes_alone = replace(problem, profile=unmeasured(problem.graph), objective="memory,communication")
     with pytest.raises(ProfileError, match="nothing says how fast"):
         simulate(bytes_alone, stages, 1, SATURATED)
+
+
+@pytest.mark.parametrize("inside", [2, 3, 4, 6])
+def test_a_full_pipeline_keeps_littles_law(inside: int) -> None:
+    problem, stages = line(0.020, 0.016)
+    found = simulate(problem, stages, 400, SATURATED, in_flight=inside)
+    predicted = evaluate(problem, stages).predicted.loaded_latency_s(inside)
+    assert found.statistics.latency_p50_s == pytest.approx(predicted, rel=0.01)
+
+
+def test_a_plan_with_a_limit_keeps_it_under_load() -> None:
+    problem, _ = line(0.020, 0.016)
+    limited = replace(problem, max_latency_s=0.045)
+    chosen = plan(limited).plan
+    assert chosen.in_flight is not None
+    found = simulate(limited, chosen.stages, 400, SATURATED, in_flight=chosen.in_flight)
+    assert found.statistics.latency_p99_s <= 0.045 * (1 + 1e-9)
+    assert chosen.loaded_latency_s <= 0.045 * (1 + 1e-9)
+    assert plan(problem).plan.in_flight is None

@@ -72,7 +72,7 @@ def test_report_holds_what_was_given(tmp_path: Path) -> None:
     assert "**60.0 frames a second**" in text
     assert "reached 60.0 (predicted 62.5)" in text
     assert decision.why in text
-    assert "proven the best" in text
+    assert "the chosen one is the best possible" in text
     assert "> **Warning:** device big was busy with something else" in text
     assert "| processor | Quantum 9000 |" in text
     assert "![Gantt chart](../pictures/the%20plan.png)" in text
@@ -128,7 +128,7 @@ def test_a_run_too_short_to_measure_and_an_unproven_plan(tmp_path: Path) -> None
     )
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "**- frames a second**" in text
-    assert "distance from the bound is at most 10.0%" in text
+    assert "(11.1% above the chosen one)" in text
     assert "Pictures" not in text
     with pytest.raises(PipelineError, match="cannot write"):
         write_report(

@@ -32,10 +32,10 @@ from tests.support.fake_backend import (
 )
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Prediction
+from tvm_pipeline.core.plan import Plan, Prediction, frames_inside
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.cost.evaluate import frames_inside, judged
+from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import ModelError, OptionError, PipelineTimeoutError, PlanError
 from tvm_pipeline.runtime import Pipeline, Result
 from tvm_pipeline.runtime.worker import StageGate

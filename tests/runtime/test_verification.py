@@ -18,7 +18,7 @@ from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.planning import plan as planned
 from tvm_pipeline.runtime.comparison import Run, Turn, runner
-from tvm_pipeline.runtime.verification import LEAST_ROUNDS, verified
+from tvm_pipeline.runtime.verification import LEAST_ROUNDS, verified, with_fewest_inside
 from tvm_pipeline.testing import busy
 
 GRAPH = chain_model(2).graph
@@ -189,6 +189,35 @@ def test_a_latency_must_be_kept_as_measured() -> None:
     assert "replicas (d0 + d1) missed `max_latency_s` as measured" in decision.why
 
 
+def test_of_equally_fast_plans_the_one_with_the_lower_latency_is_chosen() -> None:
+    predicted = decision_of(two=100, replicas=95)
+    runs = Runs(two=90.0, replicas=89.5, latency_s={"two": 0.08, "replicas": 0.03})
+    assert choice(verified(problem_of(), predicted, runs, FOREVER)) == ("replicas", "measurement")
+    runs = Runs(two=90.0, replicas=88.0, latency_s={"two": 0.08, "replicas": 0.03})  # more than 2 % slower
+    assert choice(verified(problem_of(), predicted, runs, FOREVER)) == ("two", "measurement")
+
+
+@pytest.mark.parametrize(
+    ("needed", "has_host", "found"),
+    [(1, True, 1), (1, False, 2), (3, False, 3), (4, False, None), (9, False, None)],
+)
+def test_the_pipeline_holds_the_fewest_frames_that_keep_the_rate(
+    needed: int, has_host: bool, found: int | None
+) -> None:
+    def run(plan: Plan, seconds: float) -> Turn:
+        fps = 100.0 * min(1.0, plan.frames_inside / needed)
+        return Turn(RunStatistics(24, fps, None, None, None, None, ()), 1 / fps)
+
+    problem = with_host_work() if has_host else problem_of()
+    measured = verified(problem_of(), decision_of(two=100, replicas=95), Runs(two=90, replicas=60), FOREVER)
+    decision = with_fewest_inside(problem, measured, run, FOREVER)
+    assert decision.plan.in_flight == found  # of at most four: two workers
+    assert decision.plan == decision.candidates[0]
+    assert Plan.parse(str(decision.plan)) == decision.plan
+    assert with_fewest_inside(problem, measured, run, 0).plan.in_flight is None
+    assert with_fewest_inside(problem, decision_of(two=100, replicas=95), run).plan.in_flight is None  # not measured
+
+
 def missing(device: Device) -> Device:
     return replace(device, stand_in="a CPU")
 
@@ -260,7 +289,7 @@ def test_no_plan_that_ran_is_better_than_the_chosen_one(figures: list[tuple[floa
     decision = verified(problem_of(), predicted, runs, FOREVER)
     ran = {name for name, turns in runs.turns.items() if turns}
     assert predicted.plan.scheduler in ran
-    assert runs.fps[decision.plan.scheduler] == max(runs.fps[name] for name in ran)
+    assert runs.fps[decision.plan.scheduler] >= 0.98 * max(runs.fps[name] for name in ran)
 
 
 # Host work

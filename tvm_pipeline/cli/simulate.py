@@ -95,7 +95,8 @@ def command(
             chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
-        found = run(problem, chosen.stages, frames, arrivals, in_flight=in_flight, drop=live, jitter=jitter, seed=seed)
+        inside = in_flight or chosen.frames_inside
+        found = run(problem, chosen.stages, frames, arrivals, in_flight=inside, drop=live, jitter=jitter, seed=seed)
     if output:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
         draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], output)
@@ -105,9 +106,11 @@ def command(
         print_json({**plan_json(chosen, subject.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})
         return
     predicted = chosen.predicted
+    loaded_s = predicted.loaded_latency_s(inside)
     if pace_fps is not None and predicted.throughput_fps is not None:
+        loaded_s = loaded_s if pace_fps >= predicted.throughput_fps else predicted.latency_s
         predicted = at_pace(problem, predicted, pace_fps)
-    show(_simulated(statistics_table(predicted, found.statistics, energy)), json)
+    show(_simulated(statistics_table(predicted, found.statistics, energy, loaded_s)), json)
     show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 

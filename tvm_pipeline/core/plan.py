@@ -87,6 +87,19 @@ class Prediction:
     edge_communication_bytes: int | None = None
     uncertainty: float | None = None
 
+    def loaded_latency_s(self, inside: int) -> float | None:
+        """Return the seconds of a frame in a pipeline that always holds `inside` frames; None if they are not known.
+
+        By Little's law they are the frames inside over the rate (J. D. C. Little, "A Proof for the Queuing Formula
+        L = λW", Operations Research 1961). A frame takes as long as one that meets no queue at least.
+
+        >>> Prediction(throughput_fps=50.0, latency_s=0.04).loaded_latency_s(4)
+        0.08
+        """
+        if not self.throughput_fps or self.latency_s is None:
+            return None
+        return max(self.latency_s, inside / self.throughput_fps)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -98,6 +111,7 @@ class Plan:
         bound: no plan that the scheduler considers is better than this, in the objective's unit; one figure for each
             part of a lexicographic objective. None where nothing is proven.
         power_mode: the power mode of the platform that its figures are of; empty where none is set for it.
+        in_flight: the least number of frames inside that was measured to keep the rate; None if that was not measured.
 
     Examples:
         >>> text = "plan net by hand\\nobjective latency\\nstatus optimal\\nbound 0.04\\npredicted latency_s 0.05"
@@ -116,6 +130,7 @@ class Plan:
     status: Status = "feasible"
     bound: tuple[float, ...] | None = None
     power_mode: str = ""
+    in_flight: int | None = None
 
     @property
     def value(self) -> tuple[float, ...] | None:
@@ -133,6 +148,16 @@ class Plan:
         return 0.0
 
     @property
+    def frames_inside(self) -> int:
+        """How many frames a full pipeline holds."""
+        return self.in_flight or frames_inside(self.stages, self.predicted)
+
+    @property
+    def loaded_latency_s(self) -> float | None:
+        """The predicted latency of a full pipeline; None where the rate or the latency is not known."""
+        return self.predicted.loaded_latency_s(self.frames_inside)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Every device that the plan uses, once, in the order of the stages."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
@@ -145,6 +170,7 @@ class Plan:
             f"objective {self.objective}",
             f"status {self.status}",
             *([f"power_mode {self.power_mode}"] if self.power_mode else []),
+            *([f"in_flight {self.in_flight}"] if self.in_flight else []),
             *([] if self.bound is None else [f"bound {' '.join(map(str, self.bound))}"]),
             f"predicted {predicted}",
         ]
@@ -191,6 +217,7 @@ class Plan:
             heads["status"],
             bound,
             heads.get("power_mode", ""),
+            heads.get("in_flight"),
         )
 
 
@@ -206,6 +233,8 @@ def _head(line: str, words: list[str]) -> Any:
             return status
         case ["power_mode", mode]:
             return mode
+        case ["in_flight", count] if int(count) > 0:
+            return int(count)
         case ["bound", *figures] if figures:
             return tuple(map(_number, figures))
         case ["predicted", *figures]:
@@ -225,6 +254,21 @@ def check_one_model(plan: Plan, graph: str) -> None:
             f"the plan is of {len(models)} models, {' and '.join(models)}, and {graph} is one of them; `simulate` runs "
             "it with all of them in the simulator, and `deploy` places them to be run"
         )
+
+
+# The most frames inside for each worker. A replica so slow that it needs more than these is best left out of the plan.
+MAX_FRAMES_PER_WORKER = 16
+
+
+def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
+    """Return how many frames a pipeline holds by default: one in each worker and one that waits for it.
+
+    Uneven replicas need more, because a frame that a fast replica finished waits for those before it, which a slow one
+    may have. By Little's law throughput times latency is the number of frames inside; one more waits for each worker.
+    """
+    workers = sum(len(stage.devices) for stage in stages)
+    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
+    return max(2 * workers, math.ceil(min(MAX_FRAMES_PER_WORKER * workers, fps * latency_s)) + workers)
 
 
 def shown_stages(stages: Sequence[Stage]) -> str:

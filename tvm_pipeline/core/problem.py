@@ -44,7 +44,8 @@ class Problem:
         stages: the number of stages of a plan; None lets the planner choose.
         children_together: whether all operators that read an operator's outputs must stand in one stage.
         min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
-        max_latency_s: plans whose frames take longer are not allowed (with objective throughput).
+        max_latency_s: plans whose frames take longer are not allowed (with objective throughput); a full pipeline holds
+            no more frames than keep it.
         time_limit_s: how long a scheduler may search; it then returns the best plan that it has, with its bound.
         activations: whether the `memory_bytes` of a device must hold the activations of its stages beside their
             parameters. Leave it True. The planner sets it to False for searches that count parameters alone: every

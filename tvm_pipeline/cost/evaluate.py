@@ -124,21 +124,6 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     return Evaluation(predicted, tuple(busy), bottleneck, bus_s)
 
 
-# The most frames inside for each worker. A replica so slow that it needs more than these is best left out of the plan.
-MAX_FRAMES_PER_WORKER = 16
-
-
-def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
-    """Return how many frames a pipeline holds by default: one in each worker and one that waits for it.
-
-    Uneven replicas need more, because a frame that a fast replica finished waits for those before it, which a slow one
-    may have. By Little's law throughput times latency is the number of frames inside; one more waits for each worker.
-    """
-    workers = sum(len(stage.devices) for stage in stages)
-    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
-    return max(2 * workers, math.ceil(min(MAX_FRAMES_PER_WORKER * workers, fps * latency_s)) + workers)
-
-
 def _check_shared_caches(stages: tuple[Stage, ...], costs: Mapping[str, DeviceCosts]) -> None:
     for name, cost in costs.items():
         if math.isfinite(cost.cached_bytes) and sum(name in stage.devices for stage in stages) > 1:

@@ -38,11 +38,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, pairwise, repeat
 
-from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.plan import Stage, frames_inside
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import Bar, RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.cost.device_costs import INTERPRETER, busy_factor, cost_of, lock_s
-from tvm_pipeline.cost.evaluate import check_stages, evaluate, frames_inside
+from tvm_pipeline.cost.evaluate import check_stages, evaluate
 from tvm_pipeline.errors import OptionError, ProfileError
 
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.

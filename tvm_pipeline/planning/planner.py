@@ -66,12 +66,12 @@ def plan(problem: Problem, scheduler: str = BEST, *, measure: SegmentTimer | Non
     _check(problem, scheduler)
     if scheduler != BEST and (cut := SCHEDULERS[scheduler].cut):
         decision = measured_plan(problem, scheduler, SCHEDULERS[scheduler].run, cut, measure)
-        return _of_mode(problem, _bounded(problem, decision))
+        return _settled(problem, _bounded(problem, decision))
     decision = proposed(problem, scheduler)
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
         _log.info("simulating the best plans, with turns on the bus")
         decision = rehearsal.rehearsed(problem, decision, proposed)
-    return _of_mode(problem, decision)
+    return _settled(problem, decision)
 
 
 def _bounded(problem: Problem, decision: Decision) -> Decision:
@@ -81,13 +81,20 @@ def _bounded(problem: Problem, decision: Decision) -> Decision:
     return replace(decision, plan=plan, candidates=(plan,))
 
 
-def _of_mode(problem: Problem, decision: Decision) -> Decision:
-    """Return the decision whose plans name the power mode of the profile."""
-    mode = problem.profile.power_mode
-    if not mode:
-        return decision
-    candidates = tuple(replace(plan, power_mode=mode) for plan in decision.candidates)
-    return replace(decision, plan=replace(decision.plan, power_mode=mode), candidates=candidates)
+def _settled(problem: Problem, decision: Decision) -> Decision:
+    """Return the decision whose plans name the power mode of the profile, and hold no more frames than a limit allows.
+
+    A full pipeline keeps `max_latency_s` by Little's law if it holds at most that many seconds times its rate.
+    """
+    mode, most_s = problem.profile.power_mode, problem.max_latency_s
+
+    def settled(plan: Plan) -> Plan:
+        if most_s is None or not plan.predicted.throughput_fps:
+            return replace(plan, power_mode=mode)
+        allowed = max(1, math.floor(most_s * plan.predicted.throughput_fps * (1 + 1e-9)))
+        return replace(plan, power_mode=mode, in_flight=min(plan.frames_inside, allowed))
+
+    return replace(decision, plan=settled(decision.plan), candidates=tuple(map(settled, decision.candidates)))
 
 
 def proposed(problem: Problem, scheduler: str = BEST) -> Decision:

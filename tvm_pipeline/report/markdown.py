@@ -65,12 +65,10 @@ def write_report(
         *(f"> **Warning:** {warning}" for warning in profile.warnings),
         "## The plan",
         f"`{describe(plan)}` was chosen for best {plan.objective}: {decision.why}.",
-        _proof(plan),
         candidates_table(decision).markdown(),
         *_verification(decision),
         "## Predicted and measured",
-        statistics_table(plan.predicted, statistics).markdown(),
-        "A prediction of latency is that of a frame that meets no queue; a full pipeline adds waiting.",
+        statistics_table(plan.predicted, statistics, loaded_s=plan.loaded_latency_s).markdown(),
         *remarks,
         *(_side_by_side(comparison) if comparison else ()),
         "## Stages",
@@ -102,13 +100,6 @@ def _summary(plan: Plan, statistics: RunStatistics, comparison: Sequence[Measure
     if chosen.throughput_fps < best.throughput_fps and plan.objective == "throughput":
         text += " **The chosen plan was not the fastest**; profile again on a quiet machine."
     return text
-
-
-def _proof(plan: Plan) -> str:
-    if plan.status == "optimal":
-        return f"Its value is proven the best that `{plan.scheduler}` can find."
-    gap = f"at most {percent(plan.gap)}" if plan.gap is not None else "not known"
-    return f"It is feasible, not proven optimal; its distance from the bound is {gap}."
 
 
 def _verification(decision: Decision) -> list[str]:

@@ -6,6 +6,7 @@ becomes Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,19 +24,25 @@ from tvm_pipeline.planning.deployment import Deployment
 from tvm_pipeline.power import Sensor
 
 UNKNOWN = "-"
+SINGLE_OBJECTIVES = ("throughput", "latency", "energy")
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells under columns: the first column holds text, the others figures. Rows whose index is `marked` stand out."""
+    """Cells under columns: the first column holds text, the others figures. Rows whose index is `marked` stand out.
+
+    Attributes:
+        note: a sentence under the table.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marked: frozenset[int] = frozenset()
+    note: str = ""
 
     def __rich__(self) -> Table:
-        table = Table(title=self.title, title_justify="left")
+        table = Table(title=self.title, title_justify="left", caption=Text(self.note), caption_justify="left")
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="right" if index else "left", overflow="fold")
         for index, row in enumerate(self.rows):
@@ -49,49 +56,66 @@ class TextTable:
         for index, row in enumerate(self.rows):
             cells = [cell.replace("|", "\\|") for cell in row]
             lines.append(_line(f"**{cell}**" if index in self.marked and cell else cell for cell in cells))
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + (f"\n{self.note}\n" if self.note else "")
 
 
 def candidates_table(decision: Decision) -> TextTable:
     """Return every plan that was considered; the chosen one is marked, with its lead over the others.
 
-    The lead is the measured one over plans that were measured, and else that of the predictions.
+    The lead is the measured one over plans that were measured, and else that of the predictions. The latencies are that
+    of one frame in an idle pipeline, and that of a frame in a full one. The note says what no plan can exceed.
     """
-    figures: dict[str, Callable[[Prediction], str]] = {
-        "fps": lambda p: fps(p.throughput_fps),
-        "latency": lambda p: duration(p.latency_s),
-        "J/frame": lambda p: joules(p.energy_j),
+    figures: dict[str, Callable[[Plan], str]] = {
+        "fps": lambda plan: _interval(plan.predicted.throughput_fps, plan.predicted.uncertainty),
+        "latency, one frame": lambda plan: duration(plan.predicted.latency_s),
+        "under load": lambda plan: duration(plan.loaded_latency_s),
+        "J/frame": lambda plan: joules(plan.predicted.energy_j),
     }
-    if decision.plan.objective not in ("throughput", "latency", "energy"):
+    if decision.plan.objective not in SINGLE_OBJECTIVES:
         figures = {
-            "memory": lambda p: size(p.memory_bytes),
-            "DRAM": lambda p: size(p.dram_bytes),
-            "communication": lambda p: size(p.communication_bytes),
-            "edge communication": lambda p: size(p.edge_communication_bytes),
+            "memory": lambda plan: size(plan.predicted.memory_bytes),
+            "DRAM": lambda plan: size(plan.predicted.dram_bytes),
+            "communication": lambda plan: size(plan.predicted.communication_bytes),
+            "edge communication": lambda plan: size(plan.predicted.edge_communication_bytes),
             **figures,
         }
     if not counts_edges(decision.plan.objective):
         figures.pop("edge communication", None)
     # A column in which everything is unknown is left out.
-    known = {
-        name: show for name, show in figures.items() if any(show(p.predicted) != UNKNOWN for p in decision.candidates)
-    }
+    known = {name: show for name, show in figures.items() if any(show(p) != UNKNOWN for p in decision.candidates)}
     found = {result.plan.stages: _as_measured(result) for result in decision.measured}
-    columns = ["plan", *known, *(["measured"] if found else []), "bound", "gap", "status", "chosen is ahead by"]
+    columns = ["plan", *known, *(["measured"] if found else []), "chosen is ahead by"]
     rows, marked = [], set()
     for index, plan in enumerate(decision.candidates):
         chosen = (plan.stages, plan.power_mode) == (decision.plan.stages, decision.plan.power_mode)
         if chosen:
             marked.add(index)
-        row = [describe(plan), *(show(plan.predicted) for show in known.values())]
+        row = [describe(plan), *(show(plan) for show in known.values())]
         measured = found.get(plan.stages)
         if found:
             row.append(in_units_of(plan.objective, measured.value if measured else None))
-        row += [in_units_of(plan.objective, plan.bound), percent(plan.gap), plan.status]
         lead = margin(found[decision.plan.stages], measured) if measured else margin(decision.plan, plan)
         rows.append((*row, "chosen" if chosen else percent(lead, signed=True)))
-    objective = decision.plan.objective
-    return TextTable(f"Candidates for best {objective}", tuple(columns), tuple(rows), frozenset(marked))
+    title = f"Candidates for best {decision.plan.objective}"
+    return TextTable(title, tuple(columns), tuple(rows), frozenset(marked), best_possible(decision))
+
+
+def best_possible(decision: Decision) -> str:
+    """Return a sentence with what no plan of the kinds that were considered can exceed; empty if that is not known."""
+    plan, bounds = decision.plan, [candidate.bound for candidate in decision.candidates if candidate.bound]
+    if plan.value is None or len(bounds) < len(decision.candidates):
+        return ""
+    if plan.objective not in SINGLE_OBJECTIVES:
+        return f"The chosen plan is at most {percent(plan.gap)} above the best possible."
+    is_rate = plan.objective == "throughput"
+    bound = max(bounds) if is_rate else min(bounds)
+    distance = abs(plan.value[0] - bound[0]) / max(abs(plan.value[0]), 1e-12)
+    limit = f"{in_units_of(plan.objective, bound)}{' fps' if is_rate else ''}"
+    verb = "exceed" if is_rate else "take less than"
+    if distance < 0.0005:
+        return f"No plan of these kinds can {verb} {limit}: by its prediction, the chosen one is the best possible."
+    side = "above" if is_rate else "below"
+    return f"No plan of these kinds can {verb} {limit} ({percent(distance)} {side} the chosen one)."
 
 
 def deployment_table(deployment: Deployment) -> TextTable:
@@ -177,19 +201,41 @@ def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics |
     return TextTable("Stages, a frame (the bottleneck stands out)", tuple(columns), tuple(rows), marked)
 
 
-def statistics_table(predicted: Prediction, statistics: RunStatistics, energy: FrameEnergy | None = None) -> TextTable:
+# Where all stages wait for so large a share of the time, the source sets the pace and not the pipeline.
+SOURCE_SETS_THE_PACE = 0.1
+
+
+def is_source_limited(predicted: Prediction, statistics: RunStatistics) -> bool:
+    """Return whether a run was slower than predicted because its source gave no more frames."""
+    shares = [stage.bubble_share for stage in statistics.stages]
+    is_slower = (statistics.throughput_fps or math.inf) < 0.95 * (predicted.throughput_fps or 0.0)
+    return bool(shares) and is_slower and min(shares) > SOURCE_SETS_THE_PACE
+
+
+def statistics_table(
+    predicted: Prediction, statistics: RunStatistics, energy: FrameEnergy | None = None, loaded_s: float | None = None
+) -> TextTable:
     """Return predicted beside measured figures; the error is that of the prediction, relative to the measurement.
 
-    The predicted latency is that of a frame that meets no queue; a full pipeline measures more, which is no
-    error of the prediction, so none is given.
+    The predicted latency of a full pipeline follows from the frames inside and the rate. If the source is slower than
+    the pipeline, frames meet no queue, and the predicted throughput is what the pipeline could do: it has no error.
 
     Args:
         energy: the joules of a frame, with who says so; None where nothing tells.
+        loaded_s: the predicted latency of the pipeline as it was fed; None if that is not known.
     """
-    fps_error = relative_error(predicted.throughput_fps, statistics.throughput_fps)
+    by_source = is_source_limited(predicted, statistics)
+    fps_error = UNKNOWN if by_source else relative_error(predicted.throughput_fps, statistics.throughput_fps)
+    expected_s, under = (predicted.latency_s, "") if by_source else (loaded_s, " under load")
     rows = [
         ("throughput, fps", fps(predicted.throughput_fps), fps(statistics.throughput_fps), fps_error),
-        ("latency, median", duration(predicted.latency_s), duration(statistics.latency_p50_s), UNKNOWN),
+        *([] if by_source else [("latency, one frame", duration(predicted.latency_s), UNKNOWN, UNKNOWN)]),
+        (
+            f"latency{under}, median",
+            duration(expected_s),
+            duration(statistics.latency_p50_s),
+            relative_error(expected_s, statistics.latency_p50_s),
+        ),
         ("latency, 90 %", UNKNOWN, duration(statistics.latency_p90_s), UNKNOWN),
         ("latency, 99 %", UNKNOWN, duration(statistics.latency_p99_s), UNKNOWN),
         ("latency, longest", UNKNOWN, duration(statistics.latency_max_s), UNKNOWN),
@@ -199,7 +245,13 @@ def statistics_table(predicted: Prediction, statistics: RunStatistics, energy: F
         rows += _energy_rows(predicted, energy)
     elif predicted.energy_j is not None:
         rows.append(("energy, J/frame", joules(predicted.energy_j), "not measured", UNKNOWN))
-    return TextTable("Predicted and measured", ("", "predicted", "measured", "error"), tuple(rows))
+    note = ""
+    if by_source:
+        note = (
+            f"The source sets the pace: {fps(statistics.throughput_fps)} fps. The pipeline has a capacity of "
+            f"{fps(predicted.throughput_fps)} fps (predicted)."
+        )
+    return TextTable("Predicted and measured", ("", "predicted", "measured", "error"), tuple(rows), note=note)
 
 
 def _energy_rows(predicted: Prediction, energy: FrameEnergy) -> list[tuple[str, str, str, str]]:
@@ -285,6 +337,13 @@ def joules(energy_j: float | None) -> str:
 
 def fps(frames_a_second: float | None) -> str:
     return UNKNOWN if frames_a_second is None else _three_figures(frames_a_second)
+
+
+def _interval(figure: float | None, uncertainty: float | None) -> str:
+    """Return frames a second with their 95 % confidence interval: `56.9 ± 1.4`."""
+    if figure is None or not uncertainty:
+        return fps(figure)
+    return f"{fps(figure)} ± {figure * uncertainty:.2g}"
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:

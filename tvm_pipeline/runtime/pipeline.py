@@ -29,7 +29,7 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import most_bytes
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
-from tvm_pipeline.cost.evaluate import check_stages, frames_inside
+from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.errors import (
     ModelError,
     OptionError,
@@ -53,7 +53,7 @@ class Pipeline(FrameStream):
         compiled: the model, compiled for the plan's devices.
         plan: which device runs which operators.
         platform: the devices, settled on this machine.
-        in_flight: frames inside at once; the default, see `cost.evaluate.frames_inside`, keeps every worker busy.
+        in_flight: frames inside at once; the default, `Plan.frames_inside`, keeps every worker busy.
         threads: where the workers run; its own unless given.
         after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device, and, where the
             stage holds host operators, when that pipeline has no more frames for these.
@@ -104,7 +104,7 @@ class Pipeline(FrameStream):
                 for stage, work in zip(plan.stages, self._work, strict=True)
             ]
             ports = slot_ports(compiled.graph, runners)
-            inside = in_flight or frames_inside(plan.stages, plan.predicted)
+            inside = in_flight or plan.frames_inside
             self._slots = [new_slot(number, ports) for number in range(inside)]
             bindings = [[bind_slots(self._slots, ports, runner) for runner in stage] for stage in runners]
             most = most_bytes(compiled.graph)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.cost.evaluate import frames_inside
 from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.runtime.pipeline import Pipeline
@@ -39,7 +38,7 @@ class PipelineMaker:
 
     def make(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
         """Return a pipeline that is not started, for `least_slots` frames inside at least."""
-        slots = frames_inside(plan.stages, plan.predicted) if self.in_flight is None else self.in_flight
+        slots = plan.frames_inside if self.in_flight is None else self.in_flight
         return Pipeline(
             self.compiled,
             plan,

@@ -4,7 +4,10 @@
 
 1. `_contenders`  take the candidates that may be the best one, and the obvious ones: one device, and replicas
 2. `_Race.go`     let them run in turns; a plan that is clearly worse drops out, and the others get its time
-3. `_Race.best`   choose the best one of those that keep the limits as measured
+3. `_Race.best`   choose the best one of those that keep the limits as measured; of equally fast ones the one with the
+                  lower latency under load
+
+`with_fewest_inside` then finds how few frames the chosen plan may hold, since each one more adds to the latency.
 
 Where nothing can be measured, the prediction decides. It then takes no plan in which a device's own threads share
 cores with host work, because no prediction tells how such threads wait for each other.
@@ -44,6 +47,10 @@ PERIODS = 5  # of the sensor of power that a turn takes, at least
 LEAST_ROUNDS = 3
 # Plans that are not told apart in so many rounds are equally good.
 MOST_ROUNDS = 100
+# A plan that is slower than the fastest by less may be chosen for its latency.
+TIED = 0.98
+# The share of the rate with many frames inside that the fewest must keep.
+KEPT_RATE = 0.99
 
 
 def verified(
@@ -81,6 +88,38 @@ def verified(
     if not race.is_decided:
         return _predicted(problem, decision, race.notes(), race.failed)
     return _chosen(decision, race.best(), race.why(decision.why), race)
+
+
+def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, verify_s: float = VERIFY_S) -> Decision:
+    """Return the decision whose plan holds the fewest frames that keep its rate, as measured in turns.
+
+    The default is one frame in each worker and one that waits for it. Fewer often keep the rate, and each frame inside
+    beyond them adds its period to every latency. Only a plan for throughput that was measured before is tried.
+
+    Args:
+        verify_s: seconds that all turns may take together.
+    """
+    plan = decision.plan
+    if run is None or not decision.measured or plan.objective != "throughput" or problem.max_latency_s is not None:
+        return decision
+    predicted, most = plan.predicted, plan.frames_inside
+    # A pipeline without host work waits for the caller between two frames, so it needs one more than its workers.
+    own = any(operator.is_host for operator in problem.graph.operators)
+    needed = math.ceil((predicted.throughput_fps or 0.0) * (predicted.latency_s or 0.0) * (1 - 1e-6))
+    seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s
+    for inside in range(max(1 if own else 2, needed), most):
+        few, kept = replace(plan, in_flight=inside), []
+        _log.info(f"measuring {describe(plan)} with {inside} frames inside, and with {most}")
+        for _ in range(LEAST_ROUNDS):
+            if time.perf_counter() >= deadline_s:
+                return decision
+            try:
+                kept.append(run(few, seconds).throughput_fps / max(run(plan, seconds).throughput_fps, 1e-12))
+            except PipelineError:
+                return decision
+        if median(kept) >= KEPT_RATE:
+            return replace(decision, plan=few, candidates=(few, *decision.candidates[1:]))
+    return decision
 
 
 def check_seconds(verify_s: float) -> None:
@@ -258,7 +297,7 @@ class _Race:
         self._running = [
             plan
             for plan in self._running
-            if median_interval(self._rates(plan))[1] >= least and self._keeps(plan, at_best=True)
+            if median_interval(self._rates(plan))[1] >= TIED * least and self._keeps(plan, at_best=True)
         ]
 
     @property
@@ -274,7 +313,8 @@ class _Race:
     def best(self) -> Plan:
         """Return the best plan that keeps the limits; where none does, the plan that comes nearest to them.
 
-        Plans are compared within rounds, since what slows the machine for some seconds slows all of them.
+        Plans are compared within rounds, since what slows the machine for some seconds slows all of them. Of plans that
+        are equally fast the one with the lower latency under load is best, then the one with fewer stages.
         """
         keeping = [plan for plan in self._finished if self._keeps(plan)]
         known = keeping or self._finished
@@ -285,7 +325,10 @@ class _Race:
         rounds = min(len(self._turns[plan]) for plan in finalists)
         rates = np.array([self._rates(plan, objective)[:rounds] for plan in finalists])
         relative = np.median(rates / np.maximum(rates.mean(axis=0), 1e-12), axis=1)
-        return finalists[int(np.argmax(relative))]
+        if objective != "throughput":
+            return finalists[int(np.argmax(relative))]
+        tied = [plan for plan, rate in zip(finalists, relative, strict=True) if rate >= TIED * relative.max()]
+        return min(tied, key=lambda plan: (median(map(_loaded_s, self._turns[plan])), len(plan.stages)))
 
     def measured(self) -> tuple[Measured, ...]:
         """Return the figures of the plans that can be compared, the best one first."""
@@ -326,7 +369,7 @@ class _Race:
         floor_fps, most_s = self._problem.min_throughput_fps, self._problem.max_latency_s
         turns = self._turns[plan]
         slow, fast = median_interval([turn.throughput_fps for turn in turns])
-        quick, late = median_interval([turn.latency_s for turn in turns])
+        quick, late = median_interval([_loaded_s(turn) for turn in turns])
         if floor_fps is not None and (fast if at_best else slow) < floor_fps:
             return False
         return most_s is None or (quick if at_best else late) <= most_s
@@ -337,6 +380,11 @@ class _Race:
         if self._problem.objective == "energy" and found.energy:
             return f"{found.energy.energy_j:.4g} J a frame by {found.energy.sensor}"
         return f"{found.throughput_fps:.4g} fps"
+
+
+def _loaded_s(turn: Turn) -> float:
+    """Return the median latency of the full pipeline, or that of frames alone where too few came out."""
+    return turn.statistics.latency_p50_s or turn.latency_s
 
 
 def _full_s(plan: Plan, frames: int, least_s: float) -> float:

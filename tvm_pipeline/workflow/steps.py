@@ -37,7 +37,7 @@ from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.runtime.comparison import Run
-from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
+from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified, with_fewest_inside
 from tvm_pipeline.workflow.compiling import Wish, compiled_on
 from tvm_pipeline.workflow.doubts import stand_in_warnings
 from tvm_pipeline.workflow.machine import HERE, Machine
@@ -314,6 +314,7 @@ def decide(
     measures = problem.objective == "energy" and run is not None and verify_s > 0 and not machine.name
     with opened_meter("" if measures else NONE) as meter:
         decision = verified(problem, decision, run, verify_s, meter)
+    decision = with_fewest_inside(problem, decision, run, verify_s)
     if not decision.segments:
         return decision, problem.profile
     return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))

@@ -13,7 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, warn
-from tvm_pipeline.report import statistics_table
+from tvm_pipeline.report import TextTable, statistics_table
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.records import ModelReport
 from tvm_pipeline_video.service.settings import Settings
@@ -75,7 +75,7 @@ class Screen(Listener):
         for report in reports:
             if report.label:
                 show(report.label, lines_on_output)
-            show(statistics_table(report.plan.predicted, report.statistics, report.energy), lines_on_output)
+            show(_figures(report), lines_on_output)
             for line in _lines(report):
                 say(line)
 
@@ -90,7 +90,12 @@ class Screen(Listener):
 
 def _table(report: ModelReport) -> Group:
     title = Text(f"{report.label or report.plan.graph} on {report.source}: frame {report.frame}")
-    return Group(title, statistics_table(report.plan.predicted, report.statistics, report.energy))
+    return Group(title, _figures(report))
+
+
+def _figures(report: ModelReport) -> TextTable:
+    plan = report.plan
+    return statistics_table(plan.predicted, report.statistics, report.energy, plan.loaded_latency_s)
 
 
 def _lines(report: ModelReport) -> list[str]:

@@ -186,7 +186,9 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
     )
     parts: list[Any] = [
         head.append(health),
-        statistics_table(state.predicted, state.statistics, state.energy),
+        statistics_table(
+            state.predicted, state.statistics, state.energy, state.predicted.loaded_latency_s(state.in_flight)
+        ),
         _stages(state),
     ]
     if state.sources:

@@ -30,7 +30,7 @@ from tvm_pipeline.cost.simulate import fixed_rate, simulate
 from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlanError, ProfileError
 from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
-from tvm_pipeline.runtime.verification import verified
+from tvm_pipeline.runtime.verification import verified, with_fewest_inside
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import result_line
@@ -134,6 +134,7 @@ def plan_with_host(
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
     decision = verified(problem, decision, run, verify_s, meter)
+    decision = with_fewest_inside(problem, decision, run, verify_s)
     listener.say(f"plan: {decision.why}")
     if key:
         _keep(path, _KeptPlan(profile, decision))
