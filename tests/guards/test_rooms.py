@@ -54,15 +54,15 @@ MOST_LINES = {
     "tvm_pipeline/backends": 2150,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 2550,
-    "tvm_pipeline/core": 3100,
+    "tvm_pipeline/core": 3150,
     "tvm_pipeline/cost": 1850,
     "tvm_pipeline/frontends": 2350,
     "tvm_pipeline/memory": 2800,
     "tvm_pipeline/planning": 12_000,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
-    "tvm_pipeline/report": 1350,
-    "tvm_pipeline/runtime": 3650,
+    "tvm_pipeline/report": 1400,
+    "tvm_pipeline/runtime": 3700,
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
     "tvm_pipeline/tvm": 13_950,
@@ -75,7 +75,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_hosts": 11_100,
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_papers": 3300,
-    "plugins/tvm_pipeline_video": 10_900,
+    "plugins/tvm_pipeline_video": 10_950,
 }
 
 
@@ -85,7 +85,7 @@ UNPUBLISHED = {
     "tvm_pipeline_hosts": 33,
     "tvm_pipeline_kernels": 28,
     "tvm_pipeline_papers": 14,
-    "tvm_pipeline_video": 38,
+    "tvm_pipeline_video": 39,
 }
 
 

@@ -343,7 +343,8 @@ def _interval(figure: float | None, uncertainty: float | None) -> str:
     """Return frames a second with their 95 % confidence interval: `56.9 ± 1.4`."""
     if figure is None or not uncertainty:
         return fps(figure)
-    return f"{fps(figure)} ± {figure * uncertainty:.2g}"
+    shown = fps(figure)
+    return f"{shown} ± {figure * uncertainty:.{len(shown.partition('.')[2])}f}"
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:

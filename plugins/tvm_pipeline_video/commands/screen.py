@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, warn
+from tvm_pipeline.core.plan import describe
 from tvm_pipeline.report import TextTable, statistics_table
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.records import ModelReport
@@ -76,8 +77,10 @@ class Screen(Listener):
             if report.label:
                 show(report.label, lines_on_output)
             show(_figures(report), lines_on_output)
-            for line in _lines(report):
+            for line in (*_lines(report), *_outcome(report)):
                 say(line)
+        if written := [str(path) for path in (self._settings.output, self._settings.results) if path and path != "-"]:
+            say(f"written: {', '.join(written)}")
 
     def _close_table(self) -> None:
         if self._status is not None:
@@ -96,6 +99,18 @@ def _table(report: ModelReport) -> Group:
 def _figures(report: ModelReport) -> TextTable:
     plan = report.plan
     return statistics_table(plan.predicted, report.statistics, report.energy, plan.loaded_latency_s)
+
+
+def _outcome(report: ModelReport) -> list[str]:
+    """Return what was found, and which plan ran."""
+    lines = []
+    if report.found:
+        most = sorted(report.found, key=lambda label: -report.found[label])[:5]
+        found = ", ".join(f"{report.found[label]} {label}" for label in most)
+        lines.append(f"found: {found}{', ...' if len(report.found) > 5 else ''}, in {report.found_in} frames")
+    changed = any(event.kind == "switch" for event in report.events)
+    why = f", chosen by {report.chosen_by}" if report.chosen_by and not changed else ""
+    return [*lines, f"plan: {describe(report.plan)}{why}; a full pipeline holds {report.plan.frames_inside} frames"]
 
 
 def _lines(report: ModelReport) -> list[str]:

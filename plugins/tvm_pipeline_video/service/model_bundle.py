@@ -1,7 +1,7 @@
 """A bundle of a model file: `run` takes the file itself, and compiles it into the cache when it is first run.
 
-The bundle is named by the content of the file, the shapes and the version of this package, so that a file that changes
-is compiled anew. Read next: workflow/steps.py, whose steps these are.
+The bundle is named by the content of the file, the shapes, the version of this package and the machine in its power
+mode, so that a file is compiled anew when one of them changes. Read next: workflow/steps.py, whose steps these are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tvm_pipeline import Bundle, Problem, __version__, load, write_bundle
 from tvm_pipeline.errors import BundleError, OptionError
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.frontends import Shapes, parse_shapes
+from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 
@@ -36,10 +37,13 @@ def settings_beside(path: Path) -> Path | None:
 
 
 @contextmanager
-def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> Iterator[tuple[Path, Bundle]]:
-    """Open a bundle, or that of a model file, which is compiled where that was not done before.
+def opened_model(
+    path: Path, input_shapes: str | None, listener: Listener, *, fresh: bool = False
+) -> Iterator[tuple[Path, Bundle]]:
+    """Open a bundle, or that of a model file, which is compiled if that was not done before, or if `fresh`.
 
-    Yields the path of the bundle, too, which names what else is kept of it.
+    What makes the profile doubtful is repeated each time. Yields the path of the bundle, too, which names what else is
+    kept of it.
 
     Raises:
         ModelError: the file cannot be compiled.
@@ -53,15 +57,19 @@ def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> It
                 option="input_shapes",
             )
         with opened_bundle(path) as bundle:
+            for line in bundle.profile.warnings:
+                listener.warn(f"{path} was measured so: {line}")
             yield path, bundle
         return
     shapes = parse_shapes(input_shapes) if input_shapes else None
     model = load(path, shapes)
-    key = hashlib.sha256(msgspec.json.encode((model.name, model.digest, __version__))).hexdigest()[:32]
+    of_machine = ("processor", "board", "power mode", "cores")
+    here = {key: value for key, value in environment({}).items() if key in of_machine}
+    key = hashlib.sha256(msgspec.json.encode((model.name, model.digest, __version__, here))).hexdigest()[:32]
     kept = cache_folder() / "bundles" / f"{key}.tar"
     with ExitStack() as stack:
         found: Bundle | None = None
-        if kept.exists():
+        if kept.exists() and not fresh:
             try:
                 found = stack.enter_context(opened_bundle(kept))
             except BundleError as error:
@@ -73,6 +81,8 @@ def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> It
             kept.touch()
             for note in model.notes:
                 listener.warn(note)
+            for line in found.profile.warnings:
+                listener.warn(f"when {path} was compiled, {line}. `fresh` measures again")
             listener.say(f"{path} was compiled before ({kept})")
         yield kept, found
 

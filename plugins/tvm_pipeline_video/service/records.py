@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class ModelReport:
         sources: what became of the frames of each source that is read ahead.
         damaged: pieces of its sources that could not be decoded.
         energy: the joules of a frame, of all models of the run where a sensor measured them; None where nothing tells.
+        chosen_by: what chose the plan that the run began with: `prediction` or `measurement`; empty if it was given.
+        found: how often each label was found, of the first hundred labels, in `found_in` frames.
     """
 
     label: str
@@ -84,6 +86,9 @@ class ModelReport:
     sources: Mapping[str, LiveStatistics]
     damaged: int
     energy: FrameEnergy | None = None
+    chosen_by: str = ""
+    found: Mapping[str, int] = field(default_factory=dict)
+    found_in: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -94,4 +99,5 @@ class ModelReport:
             "measured": statistics_json(self.statistics, self.energy),
             "events": [asdict(event) for event in self.events],
             "sources": {name: asdict(statistics) for name, statistics in self.sources.items()},
+            "found": {"frames": self.found_in, "labels": dict(self.found)},
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,7 @@ from tvm_pipeline_video.service.video_extra import (
     stream,
 )
 
+MOST_LABELS = 100  # that are counted; texts that were read may all differ
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
@@ -136,6 +138,7 @@ class RunningModel:
         hangs: whether the thread of the results does not end.
         metering: measures the joules of the frames of all models of the run; None without a sensor.
         ready: set when the pipeline of a run with `wait` has run a frame.
+        chosen_by, found, found_in: as in `ModelReport`.
     """
 
     label: str
@@ -151,6 +154,9 @@ class RunningModel:
     hangs: bool = False
     metering: RunEnergy | None = None
     ready: threading.Event = field(default_factory=threading.Event)
+    chosen_by: str = ""
+    found: Counter[str] = field(default_factory=Counter)
+    found_in: int = 0
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -159,12 +165,19 @@ class RunningModel:
                 if self.writes:
                     write(self.label, seen)
                 self.last = seen
+                self._count(seen)
         except Exception as error:
             self.failure = error
         except BaseException as error:  # a source, too, may call sys.exit
             self.failure = RunError(
                 f"{self.sources.name}: {type(error).__name__} ended the thread of its results: {error}"
             )
+
+    def _count(self, seen: Analysed[Frame]) -> None:
+        self.found_in += bool(seen.annotations)
+        for annotation in seen.annotations:
+            if annotation.label in self.found or len(self.found) < MOST_LABELS:
+                self.found[annotation.label] += 1
 
     def check(self, limit_s: float) -> None:
         """Give the results up where the decoder has been at a frame for longer than this."""
@@ -190,6 +203,9 @@ class RunningModel:
             sources=self.sources.statistics(),
             damaged=self.sources.damaged(),
             energy=self.metering.frame if self.metering else energy_by_watts(self.problem, plan, statistics),
+            chosen_by=self.chosen_by,
+            found=dict(self.found),
+            found_in=self.found_in,
         )
 
 
@@ -215,7 +231,8 @@ def opened_models(
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
-            path, bundle = stack.enter_context(opened_model(given, settings.input_shapes, listener))
+            opening = opened_model(given, settings.input_shapes, listener, fresh=settings.fresh)
+            path, bundle = stack.enter_context(opening)
             if len(specs) > 1 and (carried := carry_of(bundle.compiled.graph)):
                 raise OptionError(
                     f"{path} carries a state ({carried[0][0]}) from frame to frame, which several sources in turn "
@@ -347,6 +364,7 @@ def _running(
 ) -> RunningModel:
     """Return the model with its pipeline, which does not run yet."""
     label, bundle, planned, sources = opened.label, opened.bundle, opened.planned, opened.sources
+    chosen_by = planned.decision.decided_by if planned.decision else ""
     application: Application[Frame] | None = None
     if planned.has_host:
         application = Application(
@@ -364,7 +382,7 @@ def _running(
     if settings.isolate:
         stages = model_stages(planned.plan.stages, host)
         compiled = stack.enter_context(isolated(compiled, bundle.platform, stages, making_s))
-    strategy = strategy_of(settings.adapt)
+    strategy = strategy_of(settings.strategy)
     if strategy and planned.decision:
         strategy.expect(planned.decision.measured)
     pipeline = LivePipeline(
@@ -379,11 +397,11 @@ def _running(
     )
     if application:
         results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
-        return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
+        return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False, chosen_by=chosen_by)
     decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
     preprocessing = opened.found.preprocessing
     results = partial(stream, pipeline, sources.frames, preprocessing, decoder)
-    model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
+    model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder, chosen_by=chosen_by)
     graph = bundle.compiled.graph
     if carry_of(graph):
         model.ready.set()  # noise would change the state

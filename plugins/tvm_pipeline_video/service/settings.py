@@ -122,12 +122,13 @@ class Settings:
         10.0, "Seconds in which plans too close to tell apart by prediction run side by side; 0: none do."
     )
     fresh: bool = setting(
-        False, "Measure and plan anew, also if that was done for this bundle, source and decoder before."
+        False,
+        "Compile a model file, measure and plan anew, also if that was done before for this source and decoder.",
     )
-    adapt: str = setting(
-        "replan",
-        "replan: change to another plan where devices become slower or faster, without stopping; off: keep the plan. "
-        f"Installed: {', '.join(STRATEGIES)}.",
+    adapt: str | None = setting(
+        None,
+        "replan: change to another plan if devices become slower or faster, without stopping; off: keep the plan. "
+        f"Without it, replan, but off with a plan that you give. Installed: {', '.join(STRATEGIES)}.",
     )
     objective: str | None = setting(
         None, "What to plan for: throughput, latency or energy; without it, that of the bundle."
@@ -190,7 +191,7 @@ class Settings:
             raise OptionError(
                 "`json` and `results` - both want standard output; write the results to a file", option="results"
             )
-        check_strategy(self.adapt)
+        check_strategy(self.strategy)
         self._check_output()
         for name, seconds in (
             ("watchdog", self.watchdog),
@@ -206,6 +207,11 @@ class Settings:
         code = (name.rpartition(":")[0] for name in self.decoder)
         check_distinct((self.output, self.results_file, self.events, self.status), (*read, *code))
         return self
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy that changes plans while the model runs; `off` keeps a plan that was given."""
+        return self.adapt or ("off" if self.plan else "replan")
 
     def _check_output(self) -> None:
         if self.results and is_broker(self.results):

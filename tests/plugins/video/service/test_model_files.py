@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.log_lines import log_lines
 from tests.support.tiny_yolo import FOUND, write_tiny_yolo
+from tvm_pipeline import write_bundle
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.workflow.steps import opened_bundle
 from tvm_pipeline_video.decoders import Request
 from tvm_pipeline_video.decoders.labels import COCO
 from tvm_pipeline_video.service.file import SettingsReader
@@ -77,6 +80,33 @@ def test_a_model_file_is_compiled_once_and_what_is_assumed_is_said(compiled, net
     with opened_model(net, None, heard) as (again, _):
         assert again == kept
     assert [line for line in heard.lines if "profile" not in line] == [note, f"{net} was compiled before ({kept})"]
+
+
+def test_what_makes_a_kept_profile_doubtful_is_repeated(compiled, net):
+    _, kept, *_ = compiled
+    with opened_bundle(kept) as bundle:
+        doubtful = replace(bundle, profile=replace(bundle.profile, warnings=("device cpu0 was disturbed",)))
+        write_bundle(kept.with_name("doubtful.tar"), doubtful)
+    heard = Heard()
+    with opened_model(kept.with_name("doubtful.tar"), None, heard):
+        pass
+    assert any("device cpu0 was disturbed" in line for line in heard.lines)
+    before = kept.read_bytes()
+    kept.with_name("doubtful.tar").rename(kept)
+    heard = Heard()
+    with opened_model(net, None, heard):
+        pass
+    assert f"when {net} was compiled, device cpu0 was disturbed. `fresh` measures again" in heard.lines
+    kept.write_bytes(before)
+
+
+@pytest.mark.thorough
+def test_fresh_measures_a_model_again(compiled, net):
+    _, kept, *_ = compiled
+    heard = Heard()
+    with opened_model(net, None, heard, fresh=True) as (again, _):
+        assert again == kept
+    assert heard.lines[-1] == f"kept for the next run: {kept}"
 
 
 @pytest.mark.thorough
