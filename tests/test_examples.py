@@ -82,4 +82,4 @@ def test_the_demo_writes_all_it_promises(tmp_path):
     assert names == {"centerface.tar", "faces.jsonl", "faces.mp4", "frame.png", "gantt.png", "graph.png", "report.md"}
     rows = [json.loads(line) for line in (tmp_path / "faces.jsonl").read_text().splitlines()]
     assert len(rows) == 40
-    assert any(row["faces"] for row in rows[28:])  # a cyclist rides into the picture
+    assert any(row["annotations"] for row in rows[28:])  # a cyclist rides into the picture

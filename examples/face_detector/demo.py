@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from assets import MODEL, VIDEO, fetch
@@ -42,11 +41,11 @@ from tvm_pipeline.report import (
     draw_frame_time,
     draw_gantt,
     draw_graph,
-    first_frames,
+    measured_frames,
     statistics_table,
     write_report,
 )
-from tvm_pipeline.runtime.verification import verified
+from tvm_pipeline.runtime.verification import verified, with_fewest_inside
 from tvm_pipeline_video import (
     Analysed,
     Application,
@@ -58,6 +57,7 @@ from tvm_pipeline_video import (
     preprocessing_for,
     profile_host,
 )
+from tvm_pipeline_video.service.result_lines import result_line
 
 HERE = Path(__file__).parent
 
@@ -69,8 +69,7 @@ def faces_written(folder: Path, fps: float) -> Iterator[Callable[[Analysed[Frame
 
         def write(seen: Analysed[Frame], picture: object) -> None:
             video.write(picture)
-            faces = [asdict(annotation) for annotation in seen.annotations]
-            lines.write({"frame": seen.frame.index, "latency_s": seen.result.latency_s, "faces": faces})
+            lines.write(result_line(seen, decoded=True))
 
         yield write
 
@@ -105,6 +104,7 @@ def main() -> None:
         problem = Problem(rehearsal.graph, platform, profile)
         run = rehearsal.runner(compiled, platform)
         decision = verified(problem, planning.plan(problem), run, arguments.seconds)
+        decision = with_fewest_inside(problem, decision, run, arguments.seconds)
     for warning in profile.warnings:
         console.print(f"warning: {warning}", style="yellow")
     console.print(candidates_table(decision), decision.why)
@@ -119,7 +119,7 @@ def main() -> None:
         before = machine_speed(compiled, platform, profile)
         with Pipeline(compiled, plan, platform, host=application.host) as pipeline:
             faces = sum(len(seen.annotations) for seen in application.run(pipeline))
-            statistics = pipeline.statistics()
+            statistics, bars = pipeline.statistics(), measured_frames(pipeline.records())
         after = machine_speed(compiled, platform, profile)
     console.print(statistics_table(plan.predicted, statistics, loaded_s=plan.loaded_latency_s))
     with console.status("the loop that one would write first"), rehearsal.host() as host:
@@ -142,7 +142,7 @@ def main() -> None:
 
     evaluation = evaluate(problem, plan.stages)
     draw_frame_time(parts, f"Where the time of a frame goes, at {measured:.1f} frames a second", out / "frame.png")
-    draw_gantt(evaluation, plan, first_frames(problem, plan.stages), out / "gantt.png")
+    draw_gantt(evaluation, plan, bars, out / "gantt.png", statistics)
     draw_graph(rehearsal.graph, plan, out / "graph.png")
     write_report(
         out / "report.md",

@@ -20,9 +20,10 @@ from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.evaluate import Evaluation, StageCost, evaluate
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.report import Bar, draw_gantt, first_frames
+from tvm_pipeline.report import Bar, draw_gantt, first_frames, measured_frames
 
 
 def line(*seconds: tuple[str, float], transfer_s: float = 0.0) -> tuple[Problem, tuple[Stage, ...]]:
@@ -185,3 +186,18 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(PipelineError, match=r"pip install 'tvm-pipeline\[plot\]'"):
         draw_gantt(EVALUATION, PLAN, bars_of(8), tmp_path / "plan.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_of_a_run_are_shown_from_their_first_moment() -> None:
+    records = StageRecord(0, "a"), StageRecord(1, "b")
+    for frame in range(20):
+        records[0].add(0.0, 0.1, 0.4, frame, 100.0 + frame)
+        records[1].add(0.0, 0.0, 0.5, frame, 100.5 + frame)
+    bars = measured_frames(records, frames=2)
+    assert [(bar.device, bar.frame, bar.start_s) for bar in bars] == [
+        ("a", 9, 0.0),
+        ("b", 9, pytest.approx(0.5)),
+        ("a", 10, pytest.approx(1.0)),
+        ("b", 10, pytest.approx(1.5)),
+    ]
+    assert measured_frames([]) == []

@@ -87,6 +87,8 @@ def _settled(problem: Problem, decision: Decision) -> Decision:
     A full pipeline keeps `max_latency_s` by Little's law if it holds at most that many seconds times its rate.
     """
     mode, most_s = problem.profile.power_mode, problem.max_latency_s
+    if not mode and most_s is None:
+        return decision
 
     def settled(plan: Plan) -> Plan:
         if most_s is None or not plan.predicted.throughput_fps:

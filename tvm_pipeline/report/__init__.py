@@ -15,7 +15,7 @@ Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported
 from tvm_pipeline.core.statistics import Bar
 from tvm_pipeline.report.drawing import check_picture, draw_graph
 from tvm_pipeline.report.frame_bars import draw_frame_time
-from tvm_pipeline.report.gantt import DRAWN_FRAMES, draw_gantt, first_frames
+from tvm_pipeline.report.gantt import DRAWN_FRAMES, draw_gantt, first_frames, measured_frames
 from tvm_pipeline.report.markdown import write_report
 from tvm_pipeline.report.memory_tables import (
     alive_at,
@@ -56,6 +56,7 @@ __all__ = [
     "first_frames",
     "in_units_of",
     "joules_table",
+    "measured_frames",
     "orders_table",
     "peak_table",
     "sensors_table",

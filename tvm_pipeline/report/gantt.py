@@ -1,17 +1,17 @@
 """The Gantt chart of a plan: which device works on which frame, and when.
 
-`first_frames` simulates what a plan promises, `draw_gantt` draws it, or whatever else `cost/simulate.py` has simulated.
-The real times of a run are in its statistics and traces.
+`first_frames` simulates what a plan promises, `measured_frames` takes some frames of a run, `draw_gantt` draws either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.core.plan import Plan, Stage, describe
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.statistics import Bar
+from tvm_pipeline.core.statistics import Bar, RunStatistics, StageRecord
 from tvm_pipeline.cost.evaluate import Evaluation, evaluate
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.report.drawing import INK, PALETTE, new_figure, save_figure
@@ -33,10 +33,32 @@ def first_frames(problem: Problem, stages: tuple[Stage, ...], frames: int = DRAW
     return simulate(problem, stages, frames).events
 
 
-def draw_gantt(evaluation: Evaluation, plan: Plan, bars: Sequence[Bar], path: Path | str) -> None:
-    """Draw what was simulated of a plan: a row for each device, a colour for each frame.
+def measured_frames(records: Sequence[StageRecord], frames: int = DRAWN_FRAMES) -> list[Bar]:
+    """Return what each device did for some frames in the middle of a run, from 0 s on and by their starts.
+
+    Args:
+        records: of the workers, as `Pipeline.records` gives them.
+    """
+    bars = [
+        Bar(record.stage, record.device, sample.frame, start_s, sample.transfer_s, sample.compute_s)
+        for record in records
+        for sample in record.samples
+        for start_s in (sample.done_s - sample.transfer_s - sample.compute_s,)
+    ]
+    first = max((bar.frame for bar in bars), default=0) // 2
+    kept = sorted((bar for bar in bars if 0 <= bar.frame - first < frames), key=lambda bar: bar.start_s)
+    return [replace(bar, start_s=bar.start_s - kept[0].start_s) for bar in kept]
+
+
+def draw_gantt(
+    evaluation: Evaluation, plan: Plan, bars: Sequence[Bar], path: Path | str, measured: RunStatistics | None = None
+) -> None:
+    """Draw a plan or a run of it: a row for each device, a colour for each frame.
 
     Transfers are hatched; the bottleneck is named in the title and its devices are in bold.
+
+    Args:
+        measured: the figures of the run that the bars are of; None where they were simulated.
 
     Raises:
         PipelineError: matplotlib is not installed, or the file cannot be written.
@@ -70,12 +92,18 @@ def draw_gantt(evaluation: Evaluation, plan: Plan, bars: Sequence[Bar], path: Pa
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_title(_title(evaluation, plan), loc="left", fontsize=10)
+    axes.set_title(_title(evaluation, plan, measured), loc="left", fontsize=10)
     save_figure(figure, path)
 
 
-def _title(evaluation: Evaluation, plan: Plan) -> str:
+def _title(evaluation: Evaluation, plan: Plan, measured: RunStatistics | None) -> str:
     predicted, devices = evaluation.predicted, " + ".join(plan.stages[evaluation.bottleneck].devices)
+    if measured is not None:
+        return (
+            f"{plan.graph}, {describe(plan)}\n"
+            f"measured {fps(measured.throughput_fps)} fps, predicted {fps(predicted.throughput_fps)}; "
+            f"latency under load {duration(measured.latency_p50_s)}"
+        )
     return (
         f"{plan.graph}, {describe(plan)}\n"
         f"predicted {fps(predicted.throughput_fps)} fps, latency {duration(predicted.latency_s)}; "
