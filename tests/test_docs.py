@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 # They make models, graphs or loads, or run in another environment, for other benchmarks; the last is given a network.
 TOOLS = {
     *("int8_models.py", "loads.py", "export_networks.py", "export_swiftnet.py", "relax_worker.py", "relax_gpu.py"),
+    "gpu_acceptance.py",  # of a machine with a GPU; the steps that it runs have figures
     "emulated_board.py",  # of root, a mirror of Debian and a quarter of an hour
 }
 

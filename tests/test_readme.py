@@ -95,8 +95,9 @@ def test_the_extras_are_installed() -> None:
     assert ".ci/packages.py" in CI
 
 
-def test_the_readme_is_three_screens_long() -> None:
-    assert len(README.splitlines()) <= 90
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+    assert all(len(line) <= 120 for line in README.splitlines() if "](" not in line)
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_the_commands_for_a_model_run(
 
 def test_the_program_runs(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tvm_pipeline.compile.__kwdefaults__, "verify_s", 0.0)  # tests/cli measures candidates
-    [program] = [block for language, block in BLOCKS if language == "python"]
+    program, _ = [block for language, block in BLOCKS if language == "python"]  # the other needs Relax
     public = {name: getattr(tvm_pipeline, name) for name in tvm_pipeline.__all__}
     exec(program, {**public, "frames": [np.zeros((1, 3, 32, 32), np.float32)] * 3})
     printed = capsys.readouterr().out.splitlines()
@@ -137,6 +138,6 @@ def test_the_program_runs(here: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_the_page_first_pipeline_has_the_same_program() -> None:
-    [program] = [block for language, block in BLOCKS if language == "python"]
+    program, _ = [block for language, block in BLOCKS if language == "python"]
     page = re.sub(r"  # .*", "", (ROOT / "docs/first-pipeline.md").read_text())
     assert program in page

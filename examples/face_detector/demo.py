@@ -121,7 +121,7 @@ def main() -> None:
             faces = sum(len(seen.annotations) for seen in application.run(pipeline))
             statistics, bars = pipeline.statistics(), measured_frames(pipeline.records())
         after = machine_speed(compiled, platform, profile)
-    console.print(statistics_table(plan.predicted, statistics, loaded_s=plan.loaded_latency_s))
+    console.print(statistics_table(plan.predicted, statistics, inside=plan.frames_inside))
     with console.status("the loop that one would write first"), rehearsal.host() as host:
         naive = naive_fps(compiled, platform, host, arguments.frames or 250)
     measured = statistics.throughput_fps or 0.0

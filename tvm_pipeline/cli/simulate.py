@@ -95,7 +95,7 @@ def command(
             chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
-        inside = in_flight or chosen.frames_inside
+        inside = chosen.frames_inside if in_flight is None else in_flight
         found = run(problem, chosen.stages, frames, arrivals, in_flight=inside, drop=live, jitter=jitter, seed=seed)
     if output:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
@@ -106,11 +106,9 @@ def command(
         print_json({**plan_json(chosen, subject.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})
         return
     predicted = chosen.predicted
-    loaded_s = predicted.loaded_latency_s(inside)
     if pace_fps is not None and predicted.throughput_fps is not None:
-        loaded_s = loaded_s if pace_fps >= predicted.throughput_fps else predicted.latency_s
-        predicted = at_pace(problem, predicted, pace_fps)
-    show(_simulated(statistics_table(predicted, found.statistics, energy, loaded_s)), json)
+        predicted = replace(at_pace(problem, predicted, pace_fps), throughput_fps=predicted.throughput_fps)
+    show(_simulated(statistics_table(predicted, found.statistics, energy, inside)), json)
     show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 

@@ -68,7 +68,7 @@ def write_report(
         candidates_table(decision).markdown(),
         *_verification(decision),
         "## Predicted and measured",
-        statistics_table(plan.predicted, statistics, loaded_s=plan.loaded_latency_s).markdown(),
+        statistics_table(plan.predicted, statistics, inside=plan.frames_inside).markdown(),
         *remarks,
         *(_side_by_side(comparison) if comparison else ()),
         "## Stages",

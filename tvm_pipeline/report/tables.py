@@ -6,7 +6,6 @@ becomes Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -201,19 +200,21 @@ def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics |
     return TextTable("Stages, a frame (the bottleneck stands out)", tuple(columns), tuple(rows), marked)
 
 
-# Where all stages wait for so large a share of the time, the source sets the pace and not the pipeline.
-SOURCE_SETS_THE_PACE = 0.1
+# A pipeline is full if it holds at least this share of the frames that it may hold.
+FULL = 0.7
 
 
-def is_source_limited(predicted: Prediction, statistics: RunStatistics) -> bool:
-    """Return whether a run was slower than predicted because its source gave no more frames."""
-    shares = [stage.bubble_share for stage in statistics.stages]
-    is_slower = (statistics.throughput_fps or math.inf) < 0.95 * (predicted.throughput_fps or 0.0)
-    return bool(shares) and is_slower and min(shares) > SOURCE_SETS_THE_PACE
+def is_source_limited(statistics: RunStatistics, inside: int | None) -> bool:
+    """Return whether the source set the pace of a run: fewer frames were inside than the pipeline may hold.
+
+    By Little's law, rate times latency are the frames inside.
+    """
+    rate, latency_s = statistics.throughput_fps, statistics.latency_p50_s
+    return inside is not None and rate is not None and latency_s is not None and rate * latency_s < FULL * inside
 
 
 def statistics_table(
-    predicted: Prediction, statistics: RunStatistics, energy: FrameEnergy | None = None, loaded_s: float | None = None
+    predicted: Prediction, statistics: RunStatistics, energy: FrameEnergy | None = None, inside: int | None = None
 ) -> TextTable:
     """Return predicted beside measured figures; the error is that of the prediction, relative to the measurement.
 
@@ -222,10 +223,11 @@ def statistics_table(
 
     Args:
         energy: the joules of a frame, with who says so; None where nothing tells.
-        loaded_s: the predicted latency of the pipeline as it was fed; None if that is not known.
+        inside: how many frames the pipeline may hold; None if that is not known.
     """
-    by_source = is_source_limited(predicted, statistics)
+    by_source = is_source_limited(statistics, inside)
     fps_error = UNKNOWN if by_source else relative_error(predicted.throughput_fps, statistics.throughput_fps)
+    loaded_s = None if inside is None else predicted.loaded_latency_s(inside)
     expected_s, under = (predicted.latency_s, "") if by_source else (loaded_s, " under load")
     rows = [
         ("throughput, fps", fps(predicted.throughput_fps), fps(statistics.throughput_fps), fps_error),

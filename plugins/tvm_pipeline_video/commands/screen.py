@@ -98,7 +98,7 @@ def _table(report: ModelReport) -> Group:
 
 def _figures(report: ModelReport) -> TextTable:
     plan = report.plan
-    return statistics_table(plan.predicted, report.statistics, report.energy, plan.loaded_latency_s)
+    return statistics_table(plan.predicted, report.statistics, report.energy, plan.frames_inside)
 
 
 def _outcome(report: ModelReport) -> list[str]:

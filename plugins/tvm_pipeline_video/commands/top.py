@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from tvm_pipeline import PipelineError
+from tvm_pipeline import PipelineError, Plan
 from tvm_pipeline.cli.output import PlainConsole
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import statistics_table
@@ -186,9 +186,7 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
     )
     parts: list[Any] = [
         head.append(health),
-        statistics_table(
-            state.predicted, state.statistics, state.energy, state.predicted.loaded_latency_s(state.in_flight)
-        ),
+        statistics_table(state.predicted, state.statistics, state.energy, Plan.parse(state.plan).frames_inside),
         _stages(state),
     ]
     if state.sources:
