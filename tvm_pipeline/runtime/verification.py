@@ -110,7 +110,8 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     needed = math.ceil((predicted.throughput_fps or 0.0) * (predicted.latency_s or 0.0) * (1 - 1e-6))
     seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s
     for inside in range(max(1 if own else 2, needed), most):
-        few, kept = replace(plan, in_flight=inside), []
+        few = replace(plan, in_flight=inside)
+        kept: list[float] = []
         _log.info(f"measuring {describe(plan)} with {inside} frames inside, and with {most}")
         while len(kept) < SLOT_ROUNDS and (len(kept) < LEAST_ROUNDS or median(kept) >= 1 - 5 * (1 - KEPT_RATE)):
             if time.perf_counter() >= deadline_s:
