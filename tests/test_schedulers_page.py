@@ -47,7 +47,7 @@ def test_the_scheduler_is_listed_chosen_and_judged(
     assert "the plans of scheduler halves have 2" in refused.err
     refused = run_command(capfd, monkeypatch, *command.replace("halves", "thirds").split()[1:])
     assert refused.code == 2
-    assert re.search("no scheduler is called thirds; there are best, single, .*halves", refused.err)
+    assert re.search("there is no scheduler thirds; there are best, single, .*halves", refused.err)
 
 
 @pytest.mark.usefixtures("installed")

@@ -7,17 +7,16 @@ dotted key, and recurses into brackets.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError, PipelineError, nearest
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.option_names import explained, long_name
 
@@ -93,17 +92,6 @@ def plain_reason(error: Exception) -> str:
         case ValueError() | OverflowError():
             return said[:300] or "it is damaged"
     return f"it is damaged ({said[:300]})" if said else "it is damaged"
-
-
-def nearest(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return the advice for a name that is none of the known ones; where none is like it, they are listed.
-
-    Examples:
-        >>> nearest("sorce", ["source", "tag"]), nearest("video", ["source", "tag"])
-        ('did you mean source?', 'it takes source, tag')
-    """
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else otherwise or f"it takes {', '.join(known)}"
 
 
 class TomlFile:

@@ -24,6 +24,9 @@ A message says what went wrong, where (file, operator, device, frame), and what 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 
 class PipelineError(Exception):
     """Anything that tvm-pipeline reports on purpose.
@@ -132,3 +135,14 @@ class PipelineClosedError(RunError):
 
 class BoardLostError(RunError):
     """A board cannot be reached, is in use, or its link could not be had back."""
+
+
+def nearest(name: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return the advice for a name that is none of the known ones; where none is like it, they are listed.
+
+    Examples:
+        >>> nearest("sorce", ["source", "tag"]), nearest("video", ["source", "tag"])
+        ('did you mean source?', 'it takes source, tag')
+    """
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"it takes {', '.join(known)}"

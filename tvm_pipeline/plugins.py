@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError, PipelineError, nearest
 
 T = TypeVar("T")
 
@@ -65,11 +65,11 @@ class Plugged(Mapping[str, T]):
         return len(self.own.keys() | self._installed().keys())
 
     def check(self, name: str, option: str, other: str) -> None:
-        """Raise OptionError, with all names, if `name` is neither in the table nor `other`, which the option takes."""
+        """Raise OptionError, with the likely name or all, if `name` is neither in the table nor is it `other`."""
         if name != other and name not in self:
-            raise OptionError(
-                f"no {self._noun} is called {name}; there are {', '.join((other, *self))}", option=option, value=name
-            )
+            known = (other, *self)
+            advice = nearest(name, known, f"there are {', '.join(known)}")
+            raise OptionError(f"there is no {self._noun} {name}; {advice}", option=option, value=name)
 
     def _installed(self) -> dict[str, list[EntryPoint]]:
         found: dict[str, dict[str, EntryPoint]] = {}

@@ -26,7 +26,7 @@ from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline_video.annotations import Annotation
-from tvm_pipeline_video.preprocessing import Preprocessing, Transform, default_for, preprocess
+from tvm_pipeline_video.preprocessing import Preprocessing, Transform, default_for, picture_input, preprocess
 from tvm_pipeline_video.sources import Frame
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -151,13 +151,7 @@ def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | No
     Raises:
         OptionError: the model takes something else than one picture, or the settings do not make such an input.
     """
-    if len(graph.inputs) != 1:
-        names = ", ".join(tensor.name for tensor in graph.inputs)
-        raise OptionError(
-            f"{graph.name} has several inputs ({names}); a video gives one picture a frame. Compile it with `carry` "
-            "where one is a state, and with `input_values` where one is a constant"
-        )
-    tensor = graph.inputs[0]
+    tensor = picture_input(graph.name, graph.inputs)
     usual = default_for(tensor.shape, tensor.dtype)
     if given is None:
         settings = usual

@@ -112,9 +112,9 @@ def open_source(
 
     Args:
         spec: a video file; a picture, or a folder of them in natural order (2.png before 10.png); an http,
-            https, rtsp, rtmp or udp address; a camera, `camera:0`, `/dev/video0` or `/dev/v4l/by-id/...`; `synthetic`,
-            in full `synthetic:640x480@30:100` for width x height @ frames a second : frames, endless without a count;
-            or what an installed kind takes.
+            https, rtsp, rtmp or udp address; a camera, `0`, `camera:0`, `/dev/video0` or `/dev/v4l/by-id/...`;
+            `synthetic`, in full `synthetic:640x480@30:100` for width x height @ frames a second : frames, endless
+            without a count; or what an installed kind takes.
         limit: stop after this many frames.
         timeout_s: for addresses, the longest wait to open, and for data afterwards.
         thread_count: threads of the decoder.
@@ -137,7 +137,9 @@ def _scheme(spec: str) -> str:
 
 
 def _is_camera(spec: str) -> bool:
-    # A camera that is unplugged has no device file and is still a camera.
+    # A camera that is unplugged has no device file and is still a camera. A number is one if no file has this name.
+    if re.fullmatch(r"\d{1,3}", spec):
+        return not Path(spec).exists()
     return bool(re.fullmatch(r"(?i:camera:\d+)|/dev/video\d+|/dev/v4l/.+", spec)) or Path(spec).is_char_device()
 
 
@@ -180,7 +182,7 @@ def _open_address(spec: str, opening: Opening) -> Source:
 
 
 def _open_camera(spec: str, opening: Opening) -> Source:
-    name = spec if spec.startswith("/") else f"/dev/video{spec.partition(':')[2]}"
+    name = spec if spec.startswith("/") else f"/dev/video{spec.rpartition(':')[2]}"
     if not Path(name).exists():
         present = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
         raise VideoError(
@@ -301,7 +303,7 @@ SYNTHETIC = Kind(
     exclusive=False,
     help="synthetic or synthetic:WIDTHxHEIGHT@FPS:FRAMES",
 )
-CAMERA = Kind("camera", _is_camera, _open_camera, live=True, exclusive=True, help="camera:N or /dev/videoN")
+CAMERA = Kind("camera", _is_camera, _open_camera, live=True, exclusive=True, help="N, camera:N or /dev/videoN")
 STREAM = Kind(
     "stream",
     lambda spec: _scheme(spec) in STREAM_SCHEMES,

@@ -9,7 +9,8 @@ annotations.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,8 +22,9 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
-from tvm_pipeline.documents import TomlFile, nearest
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline import Tensor
+from tvm_pipeline.documents import TomlFile
+from tvm_pipeline.errors import OptionError, nearest
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.presets import FOR_INTEGERS, PRESETS
 
@@ -219,6 +221,31 @@ class Preprocessing:
         return scaled, ((into_w - scaled[0]) // 2, (into_h - scaled[1]) // 2)
 
 
+def picture_input(model: str, inputs: Sequence[Tensor]) -> Tensor:
+    """Return the one input of a model, which is one picture.
+
+    Raises:
+        OptionError: the model has several inputs, or its input is not one picture. The message says what to give.
+    """
+    if len(inputs) != 1:
+        names = ", ".join(tensor.name for tensor in inputs)
+        raise OptionError(
+            f"{model} has several inputs ({names}); a video gives one picture a frame. Compile the model with `carry` "
+            "where one is a state, and with `input_values` where one is a constant"
+        )
+    try:
+        default_for(inputs[0].shape, inputs[0].dtype)
+    except OptionError as error:
+        shape = (1, *inputs[0].shape[1:])
+        advice = "to run it on arrays, give `inputs`, a file of NumPy"
+        with suppress(OptionError):
+            default_for(shape, inputs[0].dtype)
+            given = f"{inputs[0].name}:{list(shape)}".replace(" ", "")
+            advice = f'give `input_shapes` "{given}", with the height and width that the model was made for'
+        raise OptionError(f"{model}: {error}; {advice}") from error
+    return inputs[0]
+
+
 def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
     """Return the most likely preprocessing for an input's shape and type.
 
@@ -232,8 +259,8 @@ def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
         layout = "NCHW" if shape[1] in (1, 3) else "NHWC" if shape[3] in (1, 3) else None
     if layout is None or dtype not in get_args(DType):
         raise OptionError(
-            f"the model's input {shape} {dtype} is not one picture: wanted (1, 3, H, W) or (1, H, W, 3), "
-            f"1 or 3 channels, of {', '.join(get_args(DType))}; export the model with such an input"
+            f"the input {shape} {dtype} is not one picture; one picture is (1, 3, H, W) or (1, H, W, 3), "
+            f"with 1 or 3 channels, of {', '.join(get_args(DType))}"
         )
     channels, height, width = shape[1:] if layout == "NCHW" else (shape[3], shape[1], shape[2])
     base = Preprocessing(

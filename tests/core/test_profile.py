@@ -165,7 +165,7 @@ def test_a_time_limit_may_be_zero(tmp_path: Path) -> None:
         (
             {"objective": "speed"},
             OptionError,
-            "`objective` 'speed' is none of throughput latency energy memory,communication",
+            "there is no `objective` 'speed'; there are throughput; latency; energy; memory,communication",
         ),
         ({"min_throughput_fps": 0, "objective": "energy"}, OptionError, "`min_throughput_fps` 0: it must be positive"),
         ({"min_throughput_fps": math.nan, "objective": "energy"}, OptionError, "`min_throughput_fps` nan: it must be"),

@@ -330,7 +330,7 @@ def test_more_stages_than_devices(cli, tmp_path):
     [
         ('target = ""', ("device tpu0 does not say which Edge TPU it is", "usb:0")),
         ('target = "usb:0"\ncores = [4095]', ("device tpu0 names cores [4095]", "`cores`")),
-        ('target = "cpu"\nbackend = "edge-tpu"', ("no backend is called edge-tpu", "edgetpu")),
+        ('target = "cpu"\nbackend = "edge-tpu"', ("there is no backend edge-tpu; did you mean", "edgetpu")),
     ],
 )
 def test_a_platform_file_that_cannot_be_used(cli, model, tmp_path, line, words):

@@ -79,15 +79,17 @@ def test_shapes_that_are_none_are_refused_with_an_example(text: str) -> None:
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"net\.onnx: no such file, and no built-in network \(squeezenet, "):
+    with pytest.raises(
+        ModelError, match=r"net\.onnx: no such file, and no built-in network; built-in are squeezenet, "
+    ):
         load(tmp_path / "net.onnx")
     for name in ("empty.onnx", "empty.tflite", "empty.relay", "empty.bin"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(ModelError, match=rf"{name}: the file is empty"):
             load(tmp_path / name)
-    (tmp_path / "net.pb").write_bytes(b"x")
-    with pytest.raises(ModelError, match=r"net\.pb: unknown kind of model; it takes \.onnx, \.tflite"):
-        load(tmp_path / "net.pb")
+    (tmp_path / "net.bin").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"net\.bin: unknown kind of model; it must be one of \.onnx, \.tflite"):
+        load(tmp_path / "net.bin")
     (tmp_path / "folder.onnx").mkdir()
     with pytest.raises(ModelError, match=r"cannot read .*folder\.onnx: Is a directory"):
         load(tmp_path / "folder.onnx")

@@ -55,8 +55,8 @@ def test_an_installed_scheduler_is_listed_and_loads_when_it_plans(folder: Path) 
 
 def test_a_name_that_is_not_installed_lists_those_that_are(folder: Path) -> None:
     install_entries(folder, GROUP, "last = last_device:LAST")
-    with pytest.raises(OptionError, match=r"no scheduler is called lost; there are best, single, .*chain.*last"):
-        check_scheduler("lost")
+    with pytest.raises(OptionError, match=r"there is no scheduler thirds; there are best, single, .*chain.*last"):
+        check_scheduler("thirds")
 
 
 @pytest.mark.parametrize(

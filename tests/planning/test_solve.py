@@ -228,7 +228,7 @@ def test_the_only_plan_possible_says_so() -> None:
 
 
 def test_an_unknown_scheduler_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(OptionError, match=f"no scheduler is called magic; there are best, {', '.join(OWN)}"):
+    with pytest.raises(OptionError, match=f"there is no scheduler magic; there are best, {', '.join(OWN)}"):
         planning.plan(net(), "magic")
 
 

@@ -44,7 +44,7 @@ def test_an_installed_strategy_is_listed_and_loads_when_a_run_asks(
     patient = strategy_of("patient")
     assert isinstance(patient, Strategy)
     assert patient.look([], None) is None
-    with pytest.raises(OptionError, match=r"no strategy is called hasty; there are off, replan, .*patient"):
+    with pytest.raises(OptionError, match=r"there is no strategy hasty; there are off, replan, .*patient"):
         check_strategy("hasty")
     with pytest.raises(
         PipelineError, match=r"the strategy wrong of the package fair .* is a function; docs/schedulers.md"

@@ -61,7 +61,7 @@ def test_devices_with_the_same_stand_in_share_a_warning():
 
 def test_an_objective_that_is_none():
     assert checked_objective("latency") == "latency"
-    with pytest.raises(OptionError, match="`objective` 'beauty' is none of throughput") as caught:
+    with pytest.raises(OptionError, match="there is no `objective` 'beauty'; there are throughput") as caught:
         checked_objective("beauty")
     assert caught.value.option == "objective"
 

@@ -22,7 +22,7 @@ from tvm_pipeline.backends.contract import Backend
 from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.errors import PlatformError, nearest
 
 GROUP = "tvm_pipeline.backends"
 OWN_PACKAGE = "tvm-pipeline"
@@ -45,10 +45,9 @@ def find_backend(name: str) -> Backend:
     installed = entry_points(group=GROUP)
     found = {entry.value: entry for entry in installed if entry.name == name}
     if not found:
-        known = (
-            ", ".join(sorted({entry.name for entry in installed})) or "none: install the package with `pip install .`"
-        )
-        raise PlatformError(f"no backend is called {name}; installed backends: {known}")
+        known = sorted({entry.name for entry in installed})
+        advice = f"installed are {', '.join(known) or 'none: install the package with `pip install .`'}"
+        raise PlatformError(f"there is no backend {name}; {nearest(name, known, advice)}")
     if len(found) > 1:
         packages = " and ".join(sorted(f"{_package(entry)} ({entry.value})" for entry in found.values()))
         raise PlatformError(f"two packages bring a backend called {name}: {packages}; uninstall one of them")

@@ -77,7 +77,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise OptionError(
-                f"`objective` {self.objective!r} is none of {' '.join(OBJECTIVES)}",
+                f"there is no `objective` {self.objective!r}; there are {'; '.join(OBJECTIVES)}",
                 option="objective",
                 value=self.objective,
             )

@@ -30,7 +30,7 @@ import numpy as np
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import GraphError, ModelError, OptionError
+from tvm_pipeline.errors import GraphError, ModelError, OptionError, nearest
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import onnx, tflite
 
@@ -47,6 +47,23 @@ TESTING_NETWORKS = (
     *(f"densenet-{layers}" for layers in (121, 161, 169, 201)),
     *(f"vgg-{layers}" for layers in (11, 13, 16, 19)),
 )
+
+KINDS = (".onnx", ".tflite", ".relay", ".txt", ".json")  # the suffixes of models
+_BY_TORCH = (
+    "it is a model of PyTorch; export it to ONNX: `yolo export model={model}.pt format=onnx` for a model of "
+    'Ultralytics, else `torch.onnx.export(model, (example,), "{model}.onnx")` in Python'
+)
+_BY_KERAS = (
+    "it is a model of TensorFlow; export it by tf2onnx to {model}.onnx (pip install tf2onnx), or by "
+    "`tf.lite.TFLiteConverter` to {model}.tflite"
+)
+_BY_TENSORRT = "it is an engine of TensorRT, made for one GPU; give the .onnx file that it was made from"
+# What to do about files of models that other programs write, by suffix.
+EXPORTS = {
+    **dict.fromkeys((".pt", ".pth", ".pt2", ".torchscript", ".safetensors"), _BY_TORCH),
+    **dict.fromkeys((".keras", ".h5", ".pb"), _BY_KERAS),
+    **dict.fromkeys((".engine", ".trt"), _BY_TENSORRT),
+}
 
 _NAME = re.compile(r"([^\s,=\[\]]+)\s*=\s*")
 _SHAPE = re.compile(r"([^\s,\[\]]+):\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]", re.ASCII)
@@ -87,8 +104,12 @@ def load(source: str | Path, input_shapes: Shapes | None = None, input_values: V
         if inputs and (len(inputs) > 1 or inputs[0].name != "data" or len(inputs[0].shape) != 4):
             raise OptionError(f"`input_shapes`: {source} has one input, data, with four dimensions")
         return Model(str(source), "relay.testing", b"", inputs)
+    if path.suffix.lower() in EXPORTS:
+        raise ModelError(f"{path}: {EXPORTS[path.suffix.lower()].format(model=path.stem)}")
     if not path.exists():
-        raise ModelError(f"{source}: no such file, and no built-in network ({', '.join(TESTING_NETWORKS)})")
+        siblings = [str(file) for file in path.parent.glob("*") if file.suffix.lower() in KINDS]
+        advice = nearest(str(source), [*TESTING_NETWORKS, *siblings], f"built-in are {', '.join(TESTING_NETWORKS)}")
+        raise ModelError(f"{source}: no such file, and no built-in network; {advice}")
     content = read_bytes(path, ModelError)
     if not content:
         raise ModelError(f"{path}: the file is empty")
@@ -109,7 +130,7 @@ def load(source: str | Path, input_shapes: Shapes | None = None, input_values: V
                 )
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
             return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
-    raise ModelError(f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)")
+    raise ModelError(f"{path}: unknown kind of model; it must be one of {', '.join(KINDS)} (the last three: Relay)")
 
 
 def parse_values(text: str) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from typing import Any, cast, get_args
 import msgspec
 
 from tvm_pipeline.addresses import has_secret
-from tvm_pipeline.documents import TomlFile, nearest
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.documents import TomlFile
+from tvm_pipeline.errors import OptionError, nearest
 from tvm_pipeline.files import is_open_to_others
 from tvm_pipeline_hosts.fleet.description import Alone, Camera, Fleet, Host
 from tvm_pipeline_video.service.settings import MODEL_KINDS
