@@ -27,11 +27,12 @@ OTHER_NAMES = {
 }
 # Fields whose long option differs in its dashes alone. The settings of `run` join them, see `Settings` of the plug-in.
 SAME_NAMES = {
-    *("allow_others", "allow_power_modes", "carry", "children_together", "classes", "decoder", "folder", "json"),
-    *("input_shapes", "input_values", "labels", "listen", "max_latency", "memory_order", "memory_rewrite"),
-    *("min_throughput", "objective", "output", "plan", "platform", "power", "power_modes", "power_sensor", "profile"),
-    *("preprocessing", "rate", "remote", "results", "scheduler", "seconds", "source", "stages", "stages_to_measure"),
-    *("threshold", "time_limit", "token", "verify", "watch", "watchdog", "winograd"),
+    *("allow_others", "allow_power_modes", "carry", "children_together", "classes", "decoder", "device"),
+    *("folder", "input_shapes", "input_values", "inputs", "json", "labels", "listen", "max_latency"),
+    *("memory_order", "memory_rewrite", "min_throughput", "objective", "output", "outputs", "plan", "platform"),
+    *("power", "power_modes", "power_sensor", "preprocessing", "profile", "rate", "remote", "results"),
+    *("scheduler", "seconds", "source", "stages", "stages_to_measure", "threshold", "time_limit", "token"),
+    *("verify", "watch", "watchdog", "winograd"),
 }
 # What the help of several commands says.
 HELP = {

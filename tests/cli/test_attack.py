@@ -113,7 +113,7 @@ def test_whatever_a_bundle_holds_the_command_ends_cleanly(cli, bundle: Path, wor
     [
         (("compile", "no.onnx", "-o", "{work}/nowhere/x.tar"), ["cannot write", "nowhere/x.tar"]),
         (("compile", "no.onnx", "-o", "{work}"), ["is a folder"]),
-        (("compile", "no.onnx", "-o", "{work}/x.tar", "--scheduler", "nothing"), ["no scheduler is called nothing"]),
+        (("compile", "no.onnx", "-o", "{work}/x.tar", "--scheduler", "nothing"), ["there is no scheduler nothing"]),
         (("profile", "no.onnx", "-o", "{work}/graph.json/x.json"), ["cannot write", "x.json"]),
         (("show", "no.tar", "-o", "{work}/graph.json"), ["cannot write", "graph.json"]),
         (("deploy", "no.tar@1", "-o", "{work}/graph.json/plans"), ["cannot write", "plans"]),

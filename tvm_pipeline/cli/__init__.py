@@ -30,7 +30,6 @@ app = typer.Typer(
     cls=Commands,
     help="Partition a network over the processors of one machine, and run it as a pipeline on live video.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

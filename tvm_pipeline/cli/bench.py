@@ -12,6 +12,7 @@ import typer
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.cli.options import (
+    DeviceOption,
     JsonOption,
     ObjectiveOption,
     PlatformOption,
@@ -62,6 +63,7 @@ def command(
     power_sensor: PowerSensorOption = "",
     remote: RemoteOption = None,
     platform: PlatformOption = None,
+    device: DeviceOption = "",
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
     source: Annotated[
@@ -87,7 +89,7 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(spinner())
         problem, compiled, run, measuring, machine = stack.enter_context(
-            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source)
+            opened(model, objective, power_sensor, remote, platform, device, input_shapes, input_values, source)
         )
         if plan:
             runs, notes = [(given_plan(problem, path), run) for path in plan], [path.name for path in plan]
@@ -97,7 +99,9 @@ def command(
             if compiled.tuned() and not model.endswith(".tar"):
                 shapes, values = shapes_of(input_shapes), values_of(input_values)
                 with without_warnings():
-                    untuned = compile_source(model, shapes, platform, tuned=False, values=values, machine=machine)
+                    untuned = compile_source(
+                        model, shapes, platform, devices=device, tuned=False, values=values, machine=machine
+                    )
                 unpredicted = replace(decision.plan, predicted=Prediction())
                 runs.append((unpredicted, measuring(untuned.compiled, untuned.platform)))
                 notes.append("not tuned")
@@ -117,15 +121,16 @@ def opened(
     power_sensor: str,
     remote: str | None,
     platform: Path | None,
+    device: str,
     input_shapes: str | None,
     input_values: str | None,
     source: str | None,
 ) -> Iterator[Subject]:
     """Open a bundle, or compile and measure a model, by the options of this command, so that its plans can run."""
     chosen = checked_objective(objective)
-    if model.endswith(".tar") and (platform or input_shapes or input_values):
+    if model.endswith(".tar") and (platform or device or input_shapes or input_values):
         raise OptionError(
-            "a bundle has its own platform and inputs: leave --platform, --input-shapes and --input-values out"
+            "a bundle has its own devices and inputs: leave --platform, --device, --input-shapes and --input-values out"
         )
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     with ExitStack() as stack:
@@ -136,7 +141,9 @@ def opened(
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
             run = applications("source").again(bundle, source or "") if bundle.application else None
         else:
-            subject = stack.enter_context(planned(model, shapes, platform, None, values=values, machine=machine))
+            subject = stack.enter_context(
+                planned(model, shapes, platform, None, devices=device, values=values, machine=machine)
+            )
             if subject.compiled is None:
                 raise OptionError(subject.not_here)
             problem, compiled = subject.problem(chosen), subject.compiled

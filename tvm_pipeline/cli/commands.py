@@ -9,6 +9,7 @@ commands.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -18,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.signals import ending, handling
@@ -78,6 +79,18 @@ class Commands(TyperGroup):
         except Exception as error:  # whatever the file of a plug-in does
             reason = f"{type(error).__name__}: {error}"
             raise PipelineError(f"the command {name} of {packages} cannot be loaded: {reason}") from error
+
+
+def _type_in_help(option: TyperOption, ctx: Any) -> str | None:
+    """Return the type of an option in its help: one word, also where it is given several times; None for a flag."""
+    if option.is_flag:
+        return None
+    several = re.fullmatch(r"<list\[(\w+)\]>", option.display_type(ctx))
+    return option.metavar or (f"<{several[1].lower()}>" if several else option.display_type(ctx))
+
+
+if hasattr(TyperOption, "display_type_rich"):  # typer has no setting for it, and writes <bool> and <list[Path]>
+    TyperOption.display_type_rich = _type_in_help  # type: ignore[method-assign, assignment]
 
 
 def docstring(entry: EntryPoint) -> str:

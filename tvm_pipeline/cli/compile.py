@@ -12,8 +12,11 @@ import typer
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.cli.options import (
+    DeviceOption,
     JsonOption,
+    MaxLatencyOption,
     MemoryRewriteOption,
+    MinThroughputOption,
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
@@ -21,6 +24,7 @@ from tvm_pipeline.cli.options import (
     SchedulerOption,
     ShapesOption,
     StagesOption,
+    TimeLimitOption,
     ValuesOption,
     VerifyOption,
     WinogradOption,
@@ -62,8 +66,12 @@ def command(
     plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan instead of searching for one.")] = None,
     objective: ObjectiveOption = "throughput",
     stages: StagesOption = None,
+    min_throughput: MinThroughputOption = None,
+    max_latency: MaxLatencyOption = None,
+    time_limit: TimeLimitOption = None,
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
+    device: DeviceOption = "",
     profile: ProfilesOption = None,
     remote: RemoteOption = None,
     preprocessing: Annotated[
@@ -151,6 +159,7 @@ def command(
             shapes_of(input_shapes),
             platform,
             order,
+            devices=device,
             winograd=winograd,
             values=values_of(input_values),
             carry=states,
@@ -173,7 +182,16 @@ def command(
                 say(line)
             whole = reading.measure(made, measured)
             graph, measured, run, application = whole.graph, whole.profile, whole.run, whole.record
-        problem = Problem(graph, in_mode(made.platform, measured.power_mode), measured, chosen, stages)
+        problem = Problem(
+            graph,
+            in_mode(made.platform, measured.power_mode),
+            measured,
+            chosen,
+            stages,
+            min_throughput_fps=min_throughput,
+            max_latency_s=max_latency,
+            time_limit_s=time_limit,
+        )
         if len(profiles) > 1:
             decision, problem = decide_modes(problem, made.platform, profiles, scheduler)
             measured = problem.profile

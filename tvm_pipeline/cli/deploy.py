@@ -14,7 +14,7 @@ import typer
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.carried import without_carry
 from tvm_pipeline.backends.registry import platform_backend
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption, check_outputs
+from tvm_pipeline.cli.options import DeviceOption, JsonOption, PlatformOption, TimeLimitOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, with_options
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError
@@ -35,6 +35,7 @@ def command(
         typer.Option("-o", "--output", help="A folder for the plans, and for a bundle of each model, for `run`."),
     ] = None,
     platform: PlatformOption = None,
+    device: DeviceOption = "",
     time_limit: TimeLimitOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,7 +50,9 @@ def command(
     check_outputs(folder=output)
     requested = [_parsed(model) for model in models]
     with spinner(), ExitStack() as stack:
-        sources = [stack.enter_context(planned(source, None, platform, None)) for source, _ in requested]
+        sources = [
+            stack.enter_context(planned(source, None, platform, None, devices=device)) for source, _ in requested
+        ]
         demands = [Demand(s.problem(), rate_fps) for s, (_, rate_fps) in zip(sources, requested, strict=True)]
         found = deploy(demands, time_limit)
         if output:

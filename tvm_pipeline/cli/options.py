@@ -14,12 +14,21 @@ from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import check_distinct
 from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
 from tvm_pipeline.option_names import HELP
-from tvm_pipeline.planning import BEST, MEASURED, SCHEDULERS
+from tvm_pipeline.planning import BEST, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
+
+TIMED = [objective for objective in OBJECTIVES if "," not in objective]
 
 PlatformOption = Annotated[
     Path | None,
     typer.Option("--platform", help="TOML file of devices and links; without it, this machine is detected."),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="Use only these devices of the platform: cpu, gpu, tpu, or names that `devices` lists, with commas.",
+    ),
 ]
 RemoteOption = Annotated[
     str | None,
@@ -55,8 +64,9 @@ ObjectiveOption = Annotated[
     str,
     typer.Option(
         "--objective",
-        help=f"What the plan is best at: {'; '.join(OBJECTIVES)}. Commas mean lexicographic, and count bytes: "
-        "communication by tensors, edge_communication by edges as Yin et al., SEC 2022, do.",
+        help=f"What the plan is best at: {', '.join(TIMED)}; or the fewest bytes, first of the first: "
+        f"{'; '.join(objective for objective in OBJECTIVES if objective not in TIMED)}. Communication counts tensors, "
+        "edge_communication counts edges as Yin et al., SEC 2022, do.",
     ),
 ]
 MinThroughputOption = Annotated[float | None, typer.Option("--min-throughput", help=HELP["min_throughput"])]
@@ -67,12 +77,25 @@ StagesOption = Annotated[
 TimeLimitOption = Annotated[
     float | None, typer.Option("--time-limit", help="Seconds to search; then the best plan known, with its gap.")
 ]
+
+
+def _listed_schedulers(name: str) -> str:
+    """Return the name of a scheduler; list all and end the command if it is `help`."""
+    if name != "help":
+        return name
+    typer.echo(f"{BEST:25} the best of all exact schedulers")
+    for other in SCHEDULERS:
+        typer.echo(f"{other:25} {SCHEDULERS[other].summary}")
+    raise typer.Exit
+
+
 SchedulerOption = Annotated[
     str,
     typer.Option(
         "--scheduler",
-        help=f"{BEST} (of all exact ones), {MEASURED} (stages are compiled and measured until the plan stays, for "
-        f"Edge TPUs), or another one: {', '.join(name for name in SCHEDULERS if name != MEASURED)}.",
+        callback=_listed_schedulers,
+        help=f"{BEST} takes the best of all exact ones, which suits nearly everybody; `--scheduler help` lists the "
+        "others.",
     ),
 ]
 VerifyOption = Annotated[

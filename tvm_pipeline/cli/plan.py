@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.cli.options import (
+    DeviceOption,
     JsonOption,
     MaxLatencyOption,
     MinThroughputOption,
@@ -65,6 +66,7 @@ def command(
     stages: StagesOption = None,
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
+    device: DeviceOption = "",
     profile: ProfilesOption = None,
     children_together: Annotated[
         bool, typer.Option("--children-together", help="Put all readers of an operator's outputs into one stage.")
@@ -110,9 +112,18 @@ def command(
     first = profiles[0] if profiles else None
     with spinner(), opened_machine(remote) as machine, ExitStack() as stack:
         subject = stack.enter_context(
-            merged(models, platform, profiles, from_models=True)
+            merged(models, platform, profiles, devices=device, from_models=True)
             if together
-            else planned(models[0], shapes, platform, first, values=values, from_models=True, machine=machine)
+            else planned(
+                models[0],
+                shapes,
+                platform,
+                first,
+                devices=device,
+                values=values,
+                from_models=True,
+                machine=machine,
+            )
         )
         problem = subject.problem(
             chosen,

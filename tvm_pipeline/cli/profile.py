@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from tvm_pipeline.cli.options import (
+    DeviceOption,
     JsonOption,
     MemoryRewriteOption,
     PlatformOption,
@@ -69,6 +70,7 @@ def command(
     ] = False,
     remote: RemoteOption = None,
     platform: PlatformOption = None,
+    device: DeviceOption = "",
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
     json: JsonOption = False,
@@ -98,6 +100,7 @@ def command(
                 model,
                 shapes,
                 platform,
+                devices=device,
                 winograd=winograd,
                 values=values,
                 power_mode=mode,

@@ -9,6 +9,7 @@ import typer
 
 from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.cli.options import (
+    DeviceOption,
     JsonOption,
     PlatformOption,
     RemoteOption,
@@ -47,6 +48,7 @@ def command(
     winograd: WinogradOption = False,
     remote: RemoteOption = None,
     platform: PlatformOption = None,
+    device: DeviceOption = "",
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
     json: JsonOption = False,
@@ -71,6 +73,7 @@ def command(
                 seconds,
                 shapes,
                 platform,
+                device,
                 winograd=winograd,
                 values=values,
             )
@@ -79,6 +82,8 @@ def command(
             check_seconds(seconds)
             asked = replace(load(model, shapes, values), winograd=winograd)
             given = read_platform(platform) if platform else None
+            if device:
+                given = machine.platform(given, asked).with_devices(device)
             found, reports = None, machine.tune(asked, given, seconds)
     if json:
         print_json({"targets": [asdict(report) for report in reports], **({"plan": _json(found)} if found else {})})

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -41,8 +41,9 @@ import msgspec
 from tvm_pipeline.core.device_model import LONGEST_S, SLOWEST_PER_S, DeviceModel, per_unit
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import TomlFile, blamed
-from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.errors import OptionError, PlatformError
 
+KINDS = {"edgetpu": "tpu"}  # the kinds of devices whose backend has another name
 MOST_DEVICES = 1024
 MOST_SETS = 200  # of devices that share no cores
 _MOST_STEPS = 20_000  # of the search for them
@@ -92,6 +93,11 @@ class Device:
     def label(self) -> str:
         """The name beside measured figures: a figure of a stand-in must not be taken for one of the device."""
         return f"{self.name} (stand-in)" if self.stand_in else self.name
+
+    @property
+    def kind(self) -> str:
+        """What it is, in one word: `cpu` where it occupies cores, `tpu` for an Edge TPU, else as its backend is."""
+        return "cpu" if self.cores else KINDS.get(self.backend, self.backend)
 
     def overlaps(self, other: Device) -> bool:
         """Return whether the two cannot work at the same time: they are one device, or they share cores."""
@@ -251,6 +257,35 @@ class Platform:
     def stand_ins(self) -> dict[str, str]:
         """The devices that are missing, by name, with the processors that compute in their place."""
         return {device.name: device.stand_in for device in self.devices if device.stand_in}
+
+    def with_devices(self, chosen: str) -> Platform:
+        """Return the platform with only some of its devices.
+
+        Args:
+            chosen: names or kinds (`Device.kind`) of devices, separated by commas, such as `cpu,gpu`; empty for all.
+
+        Raises:
+            OptionError: a word names no device.
+
+        Examples:
+            >>> box = Platform("box", (Device("cpu0", cores=(0,)), Device("cpu1", cores=(1,)), Device("card", "gpu")))
+            >>> [device.name for device in box.with_devices("gpu,cpu1").devices]
+            ['cpu1', 'card']
+        """
+        words = [word.strip() for word in chosen.split(",")] if chosen else []
+        for word in words:
+            if not any(word in (device.name, device.kind) for device in self.devices):
+                has = ", ".join(dict.fromkeys(word for each in self.devices for word in (each.kind, each.name)))
+                raise OptionError(
+                    f"`device` {word}: {self.name} has no such device; it has {has}. `tvm-pipeline devices` lists what "
+                    "was found and what is missing",
+                    option="device",
+                    value=word,
+                )
+        kept = tuple(device for device in self.devices if not words or {device.name, device.kind} & set(words))
+        names = {device.name for device in kept}
+        links = tuple(link for link in self.links if {link.source, link.destination} <= names)
+        return replace(self, devices=kept, links=links)
 
     def device(self, name: str) -> Device:
         """Return the device of that name; raise PlatformError where there is none."""

@@ -116,7 +116,8 @@ def compile(
     Args:
         model: a file that `load` takes, a Model, or a Relay module.
         params: the parameters of a Relay module.
-        devices: a platform file, as `tvm-pipeline devices -o` writes it; "auto" takes what this machine has.
+        devices: what may run the model: "auto" for all that this machine has; kinds or names of its devices, such as
+            "cpu,gpu"; or a platform file, as `tvm-pipeline devices -o` writes it.
         objective: throughput, latency, energy, or one of bytes; see `Problem`.
         stages: how many the plan has; any number without it.
         input_shapes: of inputs whose shape the file leaves open.
@@ -126,7 +127,7 @@ def compile(
     Raises:
         ModelError: the model cannot be read or compiled.
         PlatformError: the platform file does not fit this machine.
-        OptionError: there is no such objective.
+        OptionError: there is no such objective, or no such device.
         NoPlanError: no plan keeps within the devices' memory.
 
     Examples:
@@ -140,9 +141,10 @@ def compile(
     from tvm_pipeline.workflow.steps import Planned, checked_objective, compile_source, decide, measured_profile
 
     objective = checked_objective(objective)  # before the model is compiled
-    platform = None if devices == "auto" else Path(devices)
+    platform = Path(devices) if str(devices).endswith(".toml") else None
+    chosen = "" if platform or devices == "auto" else str(devices)
     source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params or {})
-    made = compile_source(source, input_shapes, platform)
+    made = compile_source(source, input_shapes, platform, devices=chosen)
     profile = measured_profile(made)
     problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
     decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)

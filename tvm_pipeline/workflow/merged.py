@@ -24,12 +24,18 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def merged(
-    sources: Sequence[str], platform: Path | None = None, profiles: Sequence[Path] = (), *, from_models: bool = False
+    sources: Sequence[str],
+    platform: Path | None = None,
+    profiles: Sequence[Path] = (),
+    *,
+    devices: str = "",
+    from_models: bool = False,
 ) -> Iterator[Planned]:
     """Open several models as one graph, whose name joins theirs by `SEVERAL`.
 
     Args:
         sources: what `planned` takes: operator graphs, bundles or models.
+        devices: which devices of the platform are used, as `Platform.with_devices`.
         profiles: none, or one for each source, in their order.
 
     Raises:
@@ -47,7 +53,7 @@ def merged(
     files: Sequence[Path | None] = profiles or [None] * len(sources)
     with ExitStack() as stack:
         parts = [
-            stack.enter_context(planned(source, None, platform, file, from_models=from_models))
+            stack.enter_context(planned(source, None, platform, file, devices=devices, from_models=from_models))
             for source, file in zip(sources, files, strict=True)
         ]
         yield as_one(sources, parts)

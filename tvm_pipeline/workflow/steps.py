@@ -34,7 +34,7 @@ from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import ModelError, OptionError, PlanError
+from tvm_pipeline.errors import ModelError, OptionError, PlanError, nearest
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified, with_fewest_inside
@@ -110,7 +110,8 @@ def checked_objective(text: str) -> Objective:
     for objective in OBJECTIVES:
         if text == objective:
             return objective
-    raise OptionError(f"`objective` {text!r} is none of {', '.join(OBJECTIVES)}", option="objective", value=text)
+    advice = nearest(text, OBJECTIVES, f"there are {'; '.join(OBJECTIVES)}")
+    raise OptionError(f"there is no `objective` {text!r}; {advice}", option="objective", value=text)
 
 
 @contextmanager
@@ -139,6 +140,7 @@ def compile_source(
     platform: Path | None = None,
     order: Order | None = "listed",
     *,
+    devices: str = "",
     tuned: bool = True,
     winograd: bool = False,
     values: Values | None = None,
@@ -157,6 +159,7 @@ def compile_source(
         shapes: of the inputs, where the file leaves them open.
         order: the order in which stages run their operators. None is that of least memory where a device states its
             memory, because a plan counts what its stages take in their best order.
+        devices: which devices of the platform are used, as `Platform.with_devices`; all if it is empty.
         tuned: False leaves out what tuning has found.
         winograd: allow other values, where tuning has found Winograd's algorithm faster (see `Model.winograd`); warn
             where it has not.
@@ -172,9 +175,10 @@ def compile_source(
     for note in model.notes:
         _log.warning(f"{model.name}: {note}")
     with _naming(name, model):
-        given = machine.platform(read_platform(platform) if platform else None, model)
+        given = machine.platform(read_platform(platform) if platform else None, model).with_devices(devices)
         elsewhere = bool(machine.name)
-        wish = Wish(order, tuned, memory_rewrite, platform is not None, elsewhere, machine.processor, machine.compared)
+        asked = bool(platform or devices)
+        wish = Wish(order, tuned, memory_rewrite, asked, elsewhere, machine.processor, machine.compared)
         backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish)
     return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)
 
@@ -219,6 +223,7 @@ def planned(
     platform: Path | None = None,
     profile: Path | None = None,
     *,
+    devices: str = "",
     values: Values | None = None,
     from_models: bool = False,
     machine: Machine = HERE,
@@ -229,6 +234,7 @@ def planned(
         source: a bundle (.tar), an operator graph (.json, for which nothing is run), or a model, which is compiled and
             measured. Where a device of the platform file has layer times, the model is compiled on this machine for its
             operators alone, and their seconds are predicted; see `predicted.py`.
+        devices: which devices of the platform are used, as `Platform.with_devices`; all if it is empty.
         from_models: without a profile, do not measure devices that have a calibrated model; see `modelled.py`. If all
             have one, and one is not here, the model is compiled for its operators alone.
         machine: the one that has the devices.
@@ -246,7 +252,7 @@ def planned(
             known = read_profile(profile) if profile else bundle.profile
             yield Planned(
                 bundle.graph,
-                read_platform(platform) if platform else bundle.platform,
+                (read_platform(platform) if platform else bundle.platform).with_devices(devices),
                 with_predictions(known, bundle.graph, platform),
                 None if bundle.application else bundle.compiled,
                 obstacle,
@@ -254,16 +260,16 @@ def planned(
         elif not is_model:
             graph = read_graph(source)
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
-            given = machine.platform(read_platform(platform) if platform else None, None)
+            given = machine.platform(read_platform(platform) if platform else None, None).with_devices(devices)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
             yield Planned(graph, given, known, not_here=nothing_runs)
         elif platform and not machine.name and (absent := _absence(platform, from_models)):
             _log.info(f"compiling {source} here for its operators alone: {absent}")
             graph = compile_source(source, shapes, None, values=values).compiled.graph
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
-            yield Planned(graph, read_platform(platform), known, not_here=absent)
+            yield Planned(graph, read_platform(platform).with_devices(devices), known, not_here=absent)
         else:
-            made = compile_source(source, shapes, platform, values=values, machine=machine)
+            made = compile_source(source, shapes, platform, devices=devices, values=values, machine=machine)
             measured_on = to_measure(made.platform) if from_models and not profile else made.platform
             if measured_on:
                 known = measured_profile(replace(made, platform=measured_on), profile, machine=machine)

@@ -62,6 +62,7 @@ def tune_plan(
     seconds: float = SECONDS,
     shapes: Shapes | None = None,
     platform: Path | None = None,
+    devices: str = "",
     *,
     winograd: bool = False,
     values: Values | None = None,
@@ -70,6 +71,7 @@ def tune_plan(
 
     Args:
         source: what `load` takes.
+        devices: which devices of the platform are used, as `Platform.with_devices`.
         seconds: that the search may take for each target, without compiling and profiling.
         winograd: allow other values (see `Model.winograd`).
 
@@ -85,7 +87,7 @@ def tune_plan(
             value=objective,
         )
     model = replace(load(source, shapes, values), winograd=winograd)
-    made = compile_source(source, shapes, platform, winograd=winograd, values=values)
+    made = compile_source(source, shapes, platform, devices=devices, winograd=winograd, values=values)
     tuners = tuners_of(made.platform)
     before = Problem(made.compiled.graph, made.platform, measured_profile(made, None), objective)
     bounds = _Bounds(before, made)
@@ -97,7 +99,7 @@ def tune_plan(
     if not any(report.ratio for report in reports):
         return found
     _log.info(f"measuring {model.name} as it is tuned")
-    tuned = compile_source(source, shapes, platform, winograd=winograd, values=values)
+    tuned = compile_source(source, shapes, platform, devices=devices, winograd=winograd, values=values)
     after = replace(before, profile=measured_profile(tuned, None))
     plans = planning.plan(before).plan, planning.plan(after).plan
     found = replace(found, before=plans[0], after=plans[1])

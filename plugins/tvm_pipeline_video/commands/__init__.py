@@ -2,5 +2,6 @@
 
 run.py     `tvm-pipeline run`
 top.py     `tvm-pipeline top`
+arrays.py  arrays of NumPy in place of video
 screen.py  the terminal as a listener of a run
 """

@@ -21,6 +21,7 @@ import typer
 from tvm_pipeline import PipelineError
 from tvm_pipeline.addresses import without_secrets
 from tvm_pipeline.cli.output import say, steps_to, warn, with_options
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video.service.progress import WORKER, FrameCounts
 from tvm_pipeline_video.service.settings import Settings, is_secret
 
@@ -35,9 +36,10 @@ WORKING = (
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, in place of its `**options`, an option for each field of `Settings`; a bundle is an argument."""
-    *own, _ = signature(command, eval_str=True).parameters.values()
+    context, *own, _ = signature(command, eval_str=True).parameters.values()
     kinds = get_type_hints(Settings)
-    vars(command)["__signature__"] = Signature([*own, *(_parameter(one, kinds[one.name]) for one in fields(Settings))])
+    settings = [_parameter(one, kinds[one.name]) for one in fields(Settings)]
+    vars(command)["__signature__"] = Signature([context, *settings, *own])
     return command
 
 
@@ -48,7 +50,7 @@ def _parameter(setting: Field[Any], kind: Any) -> Parameter:
         kind = (kind if get_origin(kind) is list else get_args(kind)[0]) | None
     names = [f"--{setting.name.replace('_', '-')}", *([f"-{about['letter']}"] if "letter" in about else [])]
     help = with_options(about["help"])
-    option = typer.Option(*names, help=help, envvar=about.get("variable"))
+    option = typer.Option(*names, help=help, envvar=about.get("variable"), rich_help_panel=about.get("panel"))
     given = typer.Argument(help=help) if setting.name == "bundle" else option
     return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, given])
 
@@ -56,12 +58,25 @@ def _parameter(setting: Field[Any], kind: Any) -> Parameter:
 @with_settings
 def command(
     ctx: typer.Context,
+    *,
     config: Annotated[
         Path | None,
         typer.Option(
+            rich_help_panel="Robustness",
             help="TOML with any of these options under their long names, and `bundle`; paths are relative to it. On "
-            "SIGHUP it is read again: the frames inside come out, and the run goes on by the new settings."
+            "SIGHUP it is read again: the frames inside come out, and the run goes on by the new settings.",
         ),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel="Input",
+            help="Arrays in place of a source, for a model of any kind: an .npz file with an array for each input.",
+        ),
+    ] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel="Output", help="With --inputs: the .npz file for the model's own outputs."),
     ] = None,
     worker: Annotated[Path | None, typer.Option(envvar=WORKER, hidden=True)] = None,
     **options: Any,
@@ -73,6 +88,8 @@ def command(
     Example: tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4
 
     A model file: tvm-pipeline run yolov8n.onnx --source bikes.mp4 --output out.mp4 --classes person,bicycle
+
+    Arrays: tvm-pipeline run model.onnx --inputs x.npz --outputs y.npz
 
     Two cameras: tvm-pipeline run model.tar --source camera:0 --source camera:1 --results -
 
@@ -91,6 +108,15 @@ def command(
                 f"every user of this machine can see the secret of `{name}` in the list of processes; write it into a "
                 "file for --config that you alone can read"
             )
+    if outputs and not inputs:
+        raise OptionError("`outputs` goes with `inputs`; of a video, `results` has what was found", option="outputs")
+    if inputs:
+        from tvm_pipeline_video.commands.arrays import run_arrays
+        from tvm_pipeline_video.commands.screen import Screen
+
+        with Screen() as screen, steps_to(screen.step):
+            run_arrays(settings, inputs, outputs, screen)
+        return
     if config is None:
         _run(settings.check(), None, worker)
         return

@@ -1,7 +1,7 @@
 """A bundle of a model file: `run` takes the file itself, and compiles it into the cache when it is first run.
 
-The bundle is named by the content of the file, the shapes, the version of this package and the machine in its power
-mode, so that a file is compiled anew when one of them changes. Read next: workflow/steps.py, whose steps these are.
+The bundle is named by the content of the file, the shapes, the devices, the version of this package and the machine in
+its power mode, so that a file is compiled anew when one of them changes. Next: workflow/steps.py, which has the steps.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import msgspec
 from tvm_pipeline import Bundle, Problem, __version__, load, write_bundle
 from tvm_pipeline.errors import BundleError, OptionError
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.frontends import Shapes, parse_shapes
+from tvm_pipeline.frontends import EXPORTS, Shapes, parse_shapes
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
+from tvm_pipeline_video.service.settings import Settings
+from tvm_pipeline_video.service.video_extra import picture_input
 
 MODEL_FILES = (".onnx", ".tflite", ".relay")
 MOST_KEPT = 8  # bundles in the cache, each as large as its model
 
 
 def is_model(path: Path) -> bool:
-    """Return whether a file is a model to compile, and no bundle."""
-    return path.suffix.lower() in MODEL_FILES
+    """Return whether a file is a model to compile, or one that another program must export first, and no bundle."""
+    return path.suffix.lower() in (*MODEL_FILES, *EXPORTS)
 
 
 def settings_beside(path: Path) -> Path | None:
@@ -38,44 +40,52 @@ def settings_beside(path: Path) -> Path | None:
 
 @contextmanager
 def opened_model(
-    path: Path, input_shapes: str | None, listener: Listener, *, fresh: bool = False
+    path: Path, settings: Settings, listener: Listener, *, of_pictures: bool = True
 ) -> Iterator[tuple[Path, Bundle]]:
-    """Open a bundle, or that of a model file, which is compiled if that was not done before, or if `fresh`.
+    """Open a bundle, or that of a model file, which is compiled if that was not done before, or if `fresh` is set.
 
     What makes the profile doubtful is repeated each time. Yields the path of the bundle, too, which names what else is
     kept of it.
 
+    Args:
+        settings: of them `input_shapes`, `platform`, `device` and `fresh` count.
+        of_pictures: the model's input must be a picture.
+
     Raises:
         ModelError: the file cannot be compiled.
-        OptionError: `input_shapes` are given for a bundle, which has its own.
+        OptionError: the model's input is no picture; or shapes or devices are given for a bundle, which has its own.
         BundleError: the bundle cannot be opened.
     """
     if not is_model(path):
-        if input_shapes:
-            raise OptionError(
-                f"`input_shapes`: {path} is a bundle, which has its own; give the model file, or compile it anew",
-                option="input_shapes",
-            )
+        for name in ("input_shapes", "platform", "device"):
+            if getattr(settings, name):
+                raise OptionError(
+                    f"`{name}`: {path} is a bundle, which has its own; give the model file, or compile it anew",
+                    option=name,
+                )
         with opened_bundle(path) as bundle:
             for line in bundle.profile.warnings:
                 listener.warn(f"{path} was measured so: {line}")
             yield path, bundle
         return
-    shapes = parse_shapes(input_shapes) if input_shapes else None
+    shapes = parse_shapes(settings.input_shapes) if settings.input_shapes else None
     model = load(path, shapes)
+    if of_pictures and model.inputs:  # else only the importer knows them
+        picture_input(path.name, model.inputs)  # an error now, and not after minutes of compiling
     of_machine = ("processor", "board", "power mode", "cores")
     here = {key: value for key, value in environment({}).items() if key in of_machine}
-    key = hashlib.sha256(msgspec.json.encode((model.name, model.digest, __version__, here))).hexdigest()[:32]
+    devices = (settings.platform.read_text() if settings.platform else "", settings.device)
+    key = hashlib.sha256(msgspec.json.encode((model.name, model.digest, __version__, here, devices))).hexdigest()[:32]
     kept = cache_folder() / "bundles" / f"{key}.tar"
     with ExitStack() as stack:
         found: Bundle | None = None
-        if kept.exists() and not fresh:
+        if kept.exists() and not settings.fresh:
             try:
                 found = stack.enter_context(opened_bundle(kept))
             except BundleError as error:
                 listener.say(f"{path} is compiled anew: {error}")
         if found is None:
-            _compile(path, shapes, kept, listener)
+            _compile(path, shapes, settings, kept, listener)
             found = stack.enter_context(opened_bundle(kept))
         else:
             kept.touch()
@@ -87,10 +97,10 @@ def opened_model(
         yield kept, found
 
 
-def _compile(path: Path, shapes: Shapes | None, kept: Path, listener: Listener) -> None:
+def _compile(path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener) -> None:
     """Compile a model file into a bundle of the cache, and remove the oldest of what is too much there."""
     listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
-    made = compile_source(path, shapes, None)
+    made = compile_source(path, shapes, settings.platform, devices=settings.device)
     profile = measured_profile(made, None)
     problem = Problem(made.compiled.graph, made.platform, profile)
     decision, profile = decide(problem, "best", None, verify_s=0.0)

@@ -231,7 +231,7 @@ def opened_models(
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
-            opening = opened_model(given, settings.input_shapes, listener, fresh=settings.fresh)
+            opening = opened_model(given, settings, listener)
             path, bundle = stack.enter_context(opening)
             if len(specs) > 1 and (carried := carry_of(bundle.compiled.graph)):
                 raise OptionError(

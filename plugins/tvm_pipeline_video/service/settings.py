@@ -35,8 +35,8 @@ def setting(default: T, help: str, **about: Any) -> T:
 
     Args:
         help: for the command and the pages; a field in backticks stands for its name there.
-        about: `letter`, its short option; `variable` of the environment, which gives it as well; `is_of_model`, whether
-            the file of a fleet sets it for each model.
+        about: `letter`, its short option; `variable` of the environment, which gives it as well; `panel`, the group in
+            the help that it stands in; `is_of_model`, whether the file of a fleet sets it for each model.
     """
     metadata = {"help": help, **about}
     made: Any = (
@@ -63,18 +63,6 @@ class Settings:
     source: list[str] = setting(
         [], "File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480; several take turns."
     )
-    tag: list[str] = setting(
-        [], "A text for each source, which its lines carry under this name; as many as there are sources."
-    )
-    wait: bool = setting(
-        False,
-        "With `config`: load the model, run one frame of noise, and wait for sources. They come and go with source, "
-        "tag and policy of the file on SIGHUP, while those that stay lose no frame; a source that breaks or ends does "
-        "not end the run.",
-    )
-    status: Path | None = setting(
-        None, "With `wait`: a JSON file with the sources and their counts, replaced when they change."
-    )
     output: Path | None = setting(None, "Annotated video to write; it plays while it is written.", letter="o")
     results: str | None = setting(
         None,
@@ -83,79 +71,139 @@ class Settings:
         "sends each to a broker, once and in order.",
         variable="TVM_PIPELINE_RESULTS",
     )
-    segment: float | None = setting(
-        None,
-        "Seconds of each source after which `output` and `results` go on in another file: out-0001.mp4, out-0002.mp4 "
-        "and so on. None that is there is overwritten.",
-    )
     decoder: list[str] = setting([], f"{HELP['decoder']} One, or one for each model.", is_of_model=True)
-    labels: list[str] = setting([], f"{HELP['labels']} One, or one for each model.", is_of_model=True)
-    threshold: list[float] = setting([], f"{HELP['threshold']} One, or one for each model.", is_of_model=True)
-    classes: list[str] = setting([], f"{HELP['classes']} One list for each model.", is_of_model=True)
-    plan: list[Path] = setting([], "Run this plan instead of the bundle's own; one, or one for each model.")
-    preprocessing: str | None = setting(
-        None,
-        f"{HELP['preprocessing']} Without it, that of the bundle or MODEL.toml, else that of the model's family or "
-        "metadata, else what the shape of the input suggests; which of these it is gets said.",
-        is_of_model=True,
+    device: str = setting(
+        "",
+        "For a model file: use only these devices: cpu, gpu, tpu, or names that `devices` lists; several with commas.",
     )
-    input_shapes: str | None = setting(None, HELP["input_shapes"], is_of_model=True)
-    limit: int | None = setting(None, "Stop each model after this number of frames.")
-    policy: list[str] = setting(
-        [],
-        "Read the sources ahead, open them again where they break, and drop frames by this rule: block, latest, "
-        "every=N, max-age=SECONDS, fps=N, or several with commas; one, or one for each source. Without it, cameras "
-        "and rtsp, rtmp and udp streams have latest, all others block.",
-    )
-    hardware_decoding: str = setting(
-        "auto",
-        "auto: video is decoded by the first device that `devices` lists for that, in software where there is none; "
-        "off: in software; or the kind of device, such as cuda or vaapi.",
-    )
-    stall: float = setting(10.0, "Seconds without a frame after which a source that is read ahead counts as broken.")
-    rate: float | None = setting(
-        None,
-        "Frames a second that the source gives: plan for the least latency that keeps up with them and 10 % more. A "
-        "file is then read at this rate. Without it, the rate of a camera or stream, if it says one.",
-    )
-    verify: float = setting(
-        10.0, "Seconds in which plans too close to tell apart by prediction run side by side; 0: none do."
-    )
-    fresh: bool = setting(
-        False,
-        "Compile a model file, measure and plan anew, also if that was done before for this source and decoder.",
-    )
-    adapt: str | None = setting(
-        None,
-        "replan: change to another plan if devices become slower or faster, without stopping; off: keep the plan. "
-        f"Without it, replan, but off with a plan that you give. Installed: {', '.join(STRATEGIES)}.",
-    )
-    objective: str | None = setting(
-        None, "What to plan for: throughput, latency or energy; without it, that of the bundle."
-    )
-    min_throughput: float | None = setting(None, HELP["min_throughput"])
-    max_latency: float | None = setting(None, HELP["max_latency"])
-    control: Path | None = setting(
-        None, "TOML with objective, min-throughput, max-latency: it is read whenever it changes."
-    )
-    allow_power_modes: bool = setting(
-        False,
-        "Set the power mode that the plan is for, if it is for one, and put back at the end what was before; this "
-        "takes the rights of root. Without it, such a plan runs only where its mode is set.",
-    )
-    isolate: bool = setting(False, "Run each stage in a process of its own, whose crash costs no frame.")
-    watchdog: float = setting(30.0, "Seconds at one frame after which a stage counts as failed.")
-    events: Path | None = setting(None, "JSON lines to append: each change of plan and its reason.")
-    power_sensor: str = setting("", HELP["power_sensor"])
     watch: str | int | None = setting(
         None,
         "PORT or ADDRESS:PORT: metrics, health, traces and a page; beyond loopback it needs `token`. A second model "
         "has the next port, and so on.",
     )
-    unhealthy_after: float = setting(10.0, "With `watch`: seconds without a result before /health says no.")
-    token: str | None = setting(None, "With `watch`: the token that a client must send.", variable="TVM_PIPELINE_TOKEN")
-    supervise: bool = setting(False, "Start it again where it crashes, to go on where it was; after ever longer waits.")
-    json: bool = setting(False, HELP["json"])
+    # Input
+    tag: list[str] = setting(
+        [],
+        "A text for each source, which its lines carry under this name; as many as there are sources.",
+        panel="Input",
+    )
+    policy: list[str] = setting(
+        [],
+        "Read the sources ahead, open them again where they break, and drop frames by this rule: block, latest, "
+        "every=N, max-age=SECONDS, fps=N, or several with commas; one, or one for each source. Without it, cameras "
+        "and rtsp, rtmp and udp streams have latest, all others block.",
+        panel="Input",
+    )
+    rate: float | None = setting(
+        None,
+        "Frames a second that the source gives: plan for the least latency that keeps up with them and 10 % more. A "
+        "file is then read at this rate. Without it, the rate of a camera or stream, if it says one.",
+        panel="Input",
+    )
+    limit: int | None = setting(None, "Stop each model after this number of frames.", panel="Input")
+    hardware_decoding: str = setting(
+        "auto",
+        "auto: video is decoded by the first device that `devices` lists for that, in software where there is none; "
+        "off: in software; or the kind of device, such as cuda or vaapi.",
+        panel="Input",
+    )
+    stall: float = setting(
+        10.0, "Seconds without a frame after which a source that is read ahead counts as broken.", panel="Input"
+    )
+    wait: bool = setting(
+        False,
+        "With `config`: load the model, run one frame of noise, and wait for sources. They come and go with source, "
+        "tag and policy of the file on SIGHUP, while those that stay lose no frame; a source that breaks or ends does "
+        "not end the run.",
+        panel="Input",
+    )
+    # Output
+    segment: float | None = setting(
+        None,
+        "Seconds of each source after which `output` and `results` go on in another file: out-0001.mp4, out-0002.mp4 "
+        "and so on. None that is there is overwritten.",
+        panel="Output",
+    )
+    json: bool = setting(False, HELP["json"], panel="Output")
+    # Model
+    platform: Path | None = setting(
+        None,
+        "For a model file: the TOML file of devices and links; without it, this machine is detected.",
+        panel="Model",
+    )
+    input_shapes: str | None = setting(None, HELP["input_shapes"], is_of_model=True, panel="Model")
+    preprocessing: str | None = setting(
+        None,
+        f"{HELP['preprocessing']} Without it, that of the bundle or MODEL.toml, else that of the model's family or "
+        "metadata, else what the shape of the input suggests; which of these it is gets said.",
+        is_of_model=True,
+        panel="Model",
+    )
+    labels: list[str] = setting([], f"{HELP['labels']} One, or one for each model.", is_of_model=True, panel="Model")
+    threshold: list[float] = setting(
+        [], f"{HELP['threshold']} One, or one for each model.", is_of_model=True, panel="Model"
+    )
+    classes: list[str] = setting([], f"{HELP['classes']} One list for each model.", is_of_model=True, panel="Model")
+    fresh: bool = setting(
+        False,
+        "Compile a model file, measure and plan anew, also if that was done before for this source and decoder.",
+        panel="Model",
+    )
+    # Planning
+    objective: str | None = setting(
+        None,
+        "What to plan for: throughput, latency or energy; without it, that of the bundle.",
+        panel="Planning",
+    )
+    min_throughput: float | None = setting(None, HELP["min_throughput"], panel="Planning")
+    max_latency: float | None = setting(None, HELP["max_latency"], panel="Planning")
+    plan: list[Path] = setting(
+        [], "Run this plan instead of the bundle's own; one, or one for each model.", panel="Planning"
+    )
+    verify: float = setting(
+        10.0,
+        "Seconds in which plans too close to tell apart by prediction run side by side; 0: none do.",
+        panel="Planning",
+    )
+    adapt: str | None = setting(
+        None,
+        "replan: change to another plan if devices become slower or faster, without stopping; off: keep the plan. "
+        f"Without it, replan, but off with a plan that you give. Installed: {', '.join(STRATEGIES)}.",
+        panel="Planning",
+    )
+    control: Path | None = setting(
+        None,
+        "TOML with objective, min-throughput, max-latency: it is read whenever it changes.",
+        panel="Planning",
+    )
+    allow_power_modes: bool = setting(
+        False,
+        "Set the power mode that the plan is for, if it is for one, and put back at the end what was before; this "
+        "takes the rights of root. Without it, such a plan runs only where its mode is set.",
+        panel="Planning",
+    )
+    # Robustness
+    isolate: bool = setting(
+        False, "Run each stage in a process of its own, whose crash costs no frame.", panel="Robustness"
+    )
+    watchdog: float = setting(30.0, "Seconds at one frame after which a stage counts as failed.", panel="Robustness")
+    supervise: bool = setting(
+        False, "Start it again where it crashes, to go on where it was; after ever longer waits.", panel="Robustness"
+    )
+    # Monitoring
+    status: Path | None = setting(
+        None,
+        "With `wait`: a JSON file with the sources and their counts, replaced when they change.",
+        panel="Monitoring",
+    )
+    events: Path | None = setting(None, "JSON lines to append: each change of plan and its reason.", panel="Monitoring")
+    power_sensor: str = setting("", HELP["power_sensor"], panel="Monitoring")
+    unhealthy_after: float = setting(
+        10.0, "With `watch`: seconds without a result before /health says no.", panel="Monitoring"
+    )
+    token: str | None = setting(
+        None, "With `watch`: the token that a client must send.", variable="TVM_PIPELINE_TOKEN", panel="Monitoring"
+    )
 
     @property
     def models(self) -> int:
@@ -191,6 +239,8 @@ class Settings:
             raise OptionError(
                 "`json` and `results` - both want standard output; write the results to a file", option="results"
             )
+        if self.platform and not self.platform.is_file():
+            raise _refusal("platform", self.platform, "there is no such file")
         check_strategy(self.strategy)
         self._check_output()
         for name, seconds in (
@@ -203,7 +253,16 @@ class Settings:
         if self.token and self.watch is None:
             raise OptionError("`token` goes with `watch`", option="token")
         self.watch_port()
-        read = (*self.bundle, *self.source, *self.labels, *self.plan, self.preprocessing, self.control, config)
+        read = (
+            *self.bundle,
+            *self.source,
+            *self.labels,
+            *self.plan,
+            self.platform,
+            self.preprocessing,
+            self.control,
+            config,
+        )
         code = (name.rpartition(":")[0] for name in self.decoder)
         check_distinct((self.output, self.results_file, self.events, self.status), (*read, *code))
         return self
@@ -214,6 +273,10 @@ class Settings:
         return self.adapt or ("off" if self.plan else "replan")
 
     def _check_output(self) -> None:
+        from tvm_pipeline_video.service.video_extra import VIDEO_EXTENSIONS
+
+        if self.output and self.output.suffix.lower() not in VIDEO_EXTENSIONS:
+            raise _refusal("output", self.output, f"a video needs one of the extensions {', '.join(VIDEO_EXTENSIONS)}")
         if self.results and is_broker(self.results):
             parse_broker(self.results)
         if self.output and len(self.source) > 1:

@@ -38,14 +38,16 @@ try:
     from tvm_pipeline_video.hardware import check_hardware, hardware_decoders
     from tvm_pipeline_video.host_profile import host_devices, profile_host
     from tvm_pipeline_video.interpret import Interpretation, interpret
-    from tvm_pipeline_video.preprocessing import Transform
+    from tvm_pipeline_video.preprocessing import Transform, picture_input
     from tvm_pipeline_video.rehearsals import HostSetting, Rehearsal
     from tvm_pipeline_video.sinks import json_line
+    from tvm_pipeline_video.video_file import VIDEO_EXTENSIONS
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
 
 __all__ = [
     "USUAL_FPS",
+    "VIDEO_EXTENSIONS",
     "Analysed",
     "Annotation",
     "Application",
@@ -77,6 +79,7 @@ __all__ = [
     "merge",
     "open_source",
     "parse_policy",
+    "picture_input",
     "profile_host",
     "read_labels",
     "source_kind",

@@ -73,8 +73,8 @@ def test_the_page_of_the_papers_states_what_each_takes() -> None:
     assert "\n".join(declared_row(name, SCHEDULERS[name]) for name in PREDICTING) in page
 
 
-def test_help_lists_them_and_nothing_loads_them_before_they_are_asked_for() -> None:
-    """`import tvm_pipeline` and a plan by the default scheduler load nothing of the plug-in, and help no scheduler."""
+def test_they_are_listed_and_nothing_loads_them_before_they_are_asked_for() -> None:
+    """`import tvm_pipeline` and a plan by the default scheduler load nothing of the plug-in."""
     program = """
 import contextlib, io, re, sys
 import tvm_pipeline
@@ -85,11 +85,10 @@ assert not [name for name in sys.modules if name.startswith("tvm_pipeline_papers
 from tvm_pipeline.cli import app
 written = io.StringIO()
 with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
-    app(["plan", "--help"], prog_name="tvm-pipeline")
+    app(["plan", "x", "--scheduler", "help"], prog_name="tvm-pipeline")
 listed = re.sub(r"[\\s│]", "", written.getvalue())
 assert "respect" in listed
 assert "pred-profpar" in listed
-assert "tvm_pipeline_papers.learned" not in sys.modules
 assert tvm_pipeline.plan(example_problem(), "respect").plan.scheduler == "respect"
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -192,7 +192,7 @@ def test_the_last_picture_is_served(cli, bundle):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--adapt", "sometimes"), "--adapt sometimes: no strategy is called sometimes; there are off, replan"),
+        (("--adapt", "sometimes"), "--adapt sometimes: there is no strategy sometimes; there are off, replan"),
         (("--watchdog", "0"), "--watchdog 0: it must be positive"),
         (("--policy", "newest"), "--policy newest: cannot use 'newest'; it takes block"),
         (("--policy", "latest", "--policy", "block"), "--policy is given 2 times for 1 sources; give it once, or"),

@@ -44,7 +44,7 @@ def compiled(tmp_path_factory) -> tuple[Path, Path, list[str], list[str]]:
     path, heard, warned = write_tiny_yolo(folder / "tiny.onnx"), Heard(), log_lines("WARNING")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(folder / "cache"))
-        with opened_model(path, None, heard) as (kept, bundle):
+        with opened_model(path, Settings(), heard) as (kept, bundle):
             assert bundle.metadata["task"] == "detect"
     return path, kept, heard.lines, warned.copy()
 
@@ -77,7 +77,7 @@ def test_a_model_file_is_compiled_once_and_what_is_assumed_is_said(compiled, net
     note = "images:[1,3,64,64] by the file's metadata (imgsz), which leaves it open; `input_shapes` gives another"
     assert warned.count(f"tiny: {note}") == 1
     heard = Heard()
-    with opened_model(net, None, heard) as (again, _):
+    with opened_model(net, Settings(), heard) as (again, _):
         assert again == kept
     said = [line for line in heard.lines if not line.startswith("when ")]  # what disturbed the profile is repeated
     assert [line for line in said if "profile" not in line] == [note, f"{net} was compiled before ({kept})"]
@@ -89,13 +89,13 @@ def test_what_makes_a_kept_profile_doubtful_is_repeated(compiled, net):
         doubtful = replace(bundle, profile=replace(bundle.profile, warnings=("device cpu0 was disturbed",)))
         write_bundle(kept.with_name("doubtful.tar"), doubtful)
     heard = Heard()
-    with opened_model(kept.with_name("doubtful.tar"), None, heard):
+    with opened_model(kept.with_name("doubtful.tar"), Settings(), heard):
         pass
     assert any("device cpu0 was disturbed" in line for line in heard.lines)
     before = kept.read_bytes()
     kept.with_name("doubtful.tar").rename(kept)
     heard = Heard()
-    with opened_model(net, None, heard):
+    with opened_model(net, Settings(), heard):
         pass
     assert f"when {net} was compiled, device cpu0 was disturbed. `fresh` measures again" in heard.lines
     kept.write_bytes(before)
@@ -105,7 +105,7 @@ def test_what_makes_a_kept_profile_doubtful_is_repeated(compiled, net):
 def test_fresh_measures_a_model_again(compiled, net):
     _, kept, *_ = compiled
     heard = Heard()
-    with opened_model(net, None, heard, fresh=True) as (again, _):
+    with opened_model(net, Settings(fresh=True), heard) as (again, _):
         assert again == kept
     assert heard.lines[-1] == f"kept for the next run: {kept}"
 
@@ -130,7 +130,7 @@ def test_a_bundle_that_is_damaged_is_made_again(compiled, net):
     _, kept, *_ = compiled
     kept.write_bytes(b"damaged")
     heard = Heard()
-    with opened_model(net, None, heard) as (again, bundle):
+    with opened_model(net, Settings(), heard) as (again, bundle):
         assert (again, bundle.metadata["task"]) == (kept, "detect")
     assert heard.lines[0].startswith(f"{net} is compiled anew: {kept}: ")
 

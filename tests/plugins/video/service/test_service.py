@@ -100,7 +100,7 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
         ),
         (
             'bundle = "n.tar"\nsource = "camera:0"\nadapt = "always"',
-            "line 3: adapt always: no strategy is called always; there are off, replan",
+            "line 3: adapt always: there is no strategy always; there are off, replan",
         ),
         ('bundle = "n.tar"\nsource = "camera:0"\nwatch = "here"', "line 3: watch here: give it as PORT"),
         ('bundle = "n.tar"', "give a model file, or a bundle of `compile`, and at least one --source"),
@@ -323,7 +323,7 @@ def test_a_control_file_that_comes_goes_wrong_and_vanishes(cli, bundle, tmp_path
     assert [row["frame"] for row in rows(lines)] == list(range(len(rows(lines))))
     assert [reason.split()[0].strip(",") for reason in objectives()] == ["latency", "throughput"]
     assert "control.toml, line 1: it is no TOML" in outcome.err
-    assert "control.toml, line 1: objective 'beauty' is none of" in outcome.err
+    assert "control.toml, line 1: there is no objective 'beauty'" in outcome.err
 
 
 def test_the_example_is_a_service():

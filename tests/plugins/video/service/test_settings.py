@@ -20,6 +20,8 @@ Each is an option of `tvm-pipeline run` under its name behind two dashes, and a 
 ([Running as a service](service.md)); bundles are the arguments of the command. Several are a list in the file, and an
 option that is given several times. Those with (fleet) are also keys of a model in [fleet.toml](fleet.md).
 
+"""
+HEAD = """
 | Setting | Takes | Without it | What it is |
 |---|---|---|---|
 """
@@ -35,7 +37,7 @@ def takes(kind: Any) -> str:
 
 def page() -> str:
     """The page of all settings."""
-    rows = []
+    rows: dict[str, list[str]] = {}
     for key, setting in zip(KINDS, fields(Settings), strict=True):
         help = translated(setting.metadata["help"], lambda name: f"`{name}`").replace("|", "\\|")
         variable = setting.metadata.get("variable")
@@ -43,8 +45,9 @@ def page() -> str:
         fleet = " (fleet)" if key in MODEL_KINDS else ""
         default = getattr(Settings(), setting.name)
         usual = "" if default in (None, [], "") else f"`{str(default).lower() if default is False else default}`"
-        rows.append(f"| `{key}`{fleet} | {takes(KINDS[key])} | {usual} | {help} |\n")
-    return TOP + "".join(rows)
+        row = f"| `{key}`{fleet} | {takes(KINDS[key])} | {usual} | {help} |\n"
+        rows.setdefault(setting.metadata.get("panel", "Most used"), []).append(row)
+    return TOP + "".join(f"\n## {panel}\n{HEAD}{''.join(listed)}" for panel, listed in rows.items())
 
 
 def test_the_page_has_each_setting():
@@ -56,7 +59,7 @@ def test_every_setting_is_an_option_of_run_with_the_same_default():
     app = typer.Typer(add_completion=False)
     app.command()(command)
     options = {option.name: option for option in typer.main.get_command(app).params if option.name != "help"}
-    assert options.keys() - {"config", "worker"} == {field.name for field in fields(Settings)}
+    assert options.keys() - {"config", "inputs", "outputs", "worker"} == {field.name for field in fields(Settings)}
     for field in fields(Settings):
         default = getattr(Settings(), field.name)
         assert options[field.name].default == (None if default == [] else default), field.name
