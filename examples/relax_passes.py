@@ -1,4 +1,4 @@
-"""The passes in a script for today's TVM: the same network by TVM's own pipeline and by ours, then cut in two.
+"""A Relax module: compiled by our kernels; measured, planned, cut by a pass; and run as a pipeline.
 
 It needs tvm-pipeline with the extra `relax`, in an environment without Relay.
 
@@ -15,14 +15,8 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from tvm_pipeline import Plan, Prediction, Stage
-from tvm_pipeline.relax import (
-    ExtractOperatorGraph,
-    FuseKernels,
-    MemoryOrder,
-    PartitionPipeline,
-    operator_graph,
-)
+import tvm_pipeline as tp
+from tvm_pipeline.relax import ExtractOperatorGraph, FuseKernels, MemoryOrder, PartitionPipeline, tvm_target
 from tvm_pipeline_kernels.relax import TIR_PIPELINE, cpu_pipeline
 
 
@@ -58,12 +52,14 @@ weights = {name: tvm.runtime.tensor(weight.astype("float32")) for name, weight i
 mod = relax.transform.BindParams("forward", weights)(mod)
 mod = tvm.IRModule({"main": mod["forward"].with_attr("global_symbol", "main")})
 
+# Only the speed: the module goes to tvm.compile as it is.
 target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-ours = {"relax_pipeline": cpu_pipeline(target), "tir_pipeline": TIR_PIPELINE}
-frame = tvm.runtime.tensor(draw.standard_normal((1, 3, 56, 56)).astype("float32"))
+frames = [draw.standard_normal((1, 3, 56, 56)).astype("float32") for _ in range(8)]
+frame = tvm.runtime.tensor(frames[0])
 
 
-def machine(module, **options):
+def machine(module, target, ours=True):
+    options = {"relax_pipeline": cpu_pipeline(target), "tir_pipeline": TIR_PIPELINE} if ours else {}
     return relax.VirtualMachine(tvm.compile(module, target, **options), tvm.cpu())
 
 
@@ -73,40 +69,31 @@ def seconds(vm):
     return time.thread_time() - start
 
 
-# Only the speed: the module goes to tvm.compile as it is.
-stock, fast = machine(mod), machine(mod, **ours)
+stock, fast = machine(mod, target, ours=False), machine(mod, target)
 difference = np.abs(stock["main"](frame).numpy() - fast["main"](frame).numpy()).max()
 in_turns = [(seconds(stock), seconds(fast)) for _ in range(5)]
 slow_s, fast_s = map(min, zip(*in_turns, strict=True))
 print(f"TVM's default pipeline takes {slow_s / fast_s:.1f} times as long; values differ by {difference:.1e} at most")
 
-# The operators, and half of their work in each stage. A planner would measure first: see ten_lines.py.
-prepare = tvm.transform.Sequential([FuseKernels(target), MemoryOrder(), ExtractOperatorGraph("blocks")])
-fused = prepare(mod)
-graph = operator_graph(fused)
-print(f"{len(graph)} operators, {sum(operator.macs for operator in graph.operators) / 1e6:.0f} million MACs")
-done = np.cumsum([operator.macs for operator in graph.operators])
-cut = int(np.searchsorted(done, done[-1] / 2)) + 1
-names = tuple(operator.name for operator in graph.operators)
-plan = Plan(
-    graph="blocks",
-    scheduler="by-hand",
-    objective="throughput",
-    stages=(Stage(("cpu0",), names[:cut]), Stage(("cpu1",), names[cut:])),
-    predicted=Prediction(throughput_fps=0.0, latency_s=0.0),
-)
-partitioned = PartitionPipeline(plan)(fused)
+# Compiled for each device, measured, planned: two stages here, any number without `stages`.
+pipe = tp.compile(mod, stages=2, verify_s=0.5)
+print(pipe)
+plan, target = pipe.bundle.plan, tvm_target(pipe.bundle.platform.devices[0].target)
+
+# These passes in this order give the operators of the plan.
+prepare = tvm.transform.Sequential([FuseKernels(target), MemoryOrder(), ExtractOperatorGraph(plan.graph)])
+partitioned = PartitionPipeline(plan)(prepare(mod))
 for symbol in ("stage_0", "stage_1"):
     attributes = partitioned[symbol].attrs
     print(symbol, "on", attributes["device"], "gives", ", ".join(attributes["outputs"]))
 
-# A stage is a function of the compiled module: it takes the tensors of its attribute `inputs`.
-vm = machine(partitioned, **ours)
-tensors = {graph.inputs[0].name: frame}
-for symbol in ("stage_0", "stage_1"):
-    attributes = partitioned[symbol].attrs
-    made = vm[symbol](*(tensors[name] for name in attributes["inputs"]))
-    made = [made] if isinstance(made, tvm.runtime.Tensor) else made
-    tensors.update(zip(attributes["outputs"], made, strict=True))
-whole = machine(fused, **ours)["main"](frame).numpy()
-print("equal bit for bit:", bool((tensors[graph.outputs[0]].numpy() == whole).all()))
+
+def outputs(module):
+    """The outputs of all frames by plain tvm.compile, one stage after the other on one core."""
+    vm = machine(module, target)
+    return [vm["main"](tvm.runtime.tensor(frame)).numpy() for frame in frames]
+
+
+whole, stages, pipelined = outputs(mod), outputs(partitioned), list(pipe.map(frames))
+print("stages equal bit for bit:", all(map(np.array_equal, whole, stages)))
+print("pipeline equal bit for bit:", all(map(np.array_equal, whole, pipelined)))

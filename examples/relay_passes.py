@@ -1,4 +1,4 @@
-"""The passes in a TVM script: extract the operator graph, cut it in two, build it with plain relay.build.
+"""A Relay module: measured, planned, cut by a pass, built by plain relay.build; and run as a pipeline.
 
 python examples/relay_passes.py
 """
@@ -9,50 +9,38 @@ from tvm import relay
 from tvm.contrib import graph_executor
 from tvm.relay import testing
 
-from tvm_pipeline import Plan, Prediction, Stage
-from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relay.fold import FoldConstantFast
-from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
+import tvm_pipeline as tp
+from tvm_pipeline.relay import ExtractOperatorGraph, PartitionPipeline
 
 mod, params = testing.resnet.get_workload(num_layers=8, image_shape=(3, 28, 28))
-mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
-prepare = tvm.transform.Sequential(
-    [
-        relay.transform.SimplifyInference(),
-        FoldConstantFast(),
-        relay.transform.FuseOps(2),
-        relay.transform.InferType(),
-        ExtractOperatorGraph("resnet8"),
-    ]
-)
-with tvm.transform.PassContext(opt_level=3):
-    fused = prepare(mod)
-graph = operator_graph(fused)
-print(f"{len(graph)} operators, {sum(operator.macs for operator in graph.operators) / 1e6:.0f} million MACs")
+frames = [np.random.default_rng(seed).standard_normal((1, 3, 28, 28)).astype("float32") for seed in range(8)]
 
-# Half of the work on each side. A planner would measure first: see ten_lines.py.
-done = np.cumsum([operator.macs for operator in graph.operators])
-cut = int(np.searchsorted(done, done[-1] / 2)) + 1
-names = tuple(operator.name for operator in graph.operators)
-plan = Plan(
-    graph="resnet8",
-    scheduler="by-hand",
-    objective="throughput",
-    stages=(Stage(("cpu0",), names[:cut]), Stage(("cpu1",), names[cut:])),
-    predicted=Prediction(throughput_fps=0.0, latency_s=0.0),
-)
-partitioned = PartitionPipeline(plan)(fused)
+# Compiled for each device, measured, planned: two stages here, any number without `stages`.
+pipe = tp.compile(mod, params, stages=2, verify_s=0.5)
+print(pipe)
+plan, target = pipe.bundle.plan, pipe.bundle.platform.devices[0].target
+
+# TVM's optimisations first: then the module's operators are those of the plan.
+with tvm.transform.PassContext(opt_level=3):
+    optimized, _ = relay.optimize(mod, target, params=params)
+partitioned = PartitionPipeline(plan)(ExtractOperatorGraph(plan.graph)(optimized))
 for symbol in partitioned.get_global_vars():
     attributes = partitioned[symbol].attrs
     print(symbol.name_hint, "on", attributes["device"] if attributes and "device" in attributes else "-")
 
-frame = np.random.default_rng(0).standard_normal((1, 3, 28, 28)).astype("float32")
-outputs = []
-for module in (fused, partitioned):
+
+def outputs(module, **options):
+    """The outputs of all frames by plain relay.build, one stage after the other on one core."""
     with tvm.transform.PassContext(opt_level=3):
-        library = relay.build(module, "llvm")
+        library = relay.build(module, target, **options)
     executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
-    executor.set_input("data", frame)
-    executor.run()
-    outputs.append(executor.get_output(0).numpy())
-print("equal bit for bit:", bool((outputs[0] == outputs[1]).all()))
+    made = []
+    for frame in frames:
+        executor.run(data=frame)
+        made.append(executor.get_output(0).numpy())
+    return made
+
+
+whole, stages, pipelined = outputs(mod, params=params), outputs(partitioned), list(pipe.map(frames))
+print("stages equal bit for bit:", all(map(np.array_equal, whole, stages)))
+print("pipeline equal bit for bit:", all(map(np.array_equal, whole, pipelined)))

@@ -32,6 +32,7 @@ tvm/         all that touches TVM
 frontends/   model files become Models
 profiling/   operators and links measured
 calibration/  the model of a device refitted to measured stages
+relay.py     passes on Relay modules, for scripts of TVM
 relax.py     passes on Relax modules, for scripts of TVM
 runtime/     the running pipeline
 workflow/    from a model to a plan that runs, as one call each

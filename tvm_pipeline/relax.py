@@ -1,9 +1,12 @@
 """Relax modules in a TVM script: passes that fuse, order, describe and cut a module.
 
-    prepare = tvm.transform.Sequential([FuseKernels(target), MemoryOrder(), ExtractOperatorGraph("net")])
-    graph = operator_graph(prepare(mod))            # what a Profile and a Plan are of
+    plan = tvm_pipeline.compile(mod).bundle.plan    # compiled, measured on each device, planned
+    prepare = tvm.transform.Sequential([FuseKernels(target), MemoryOrder(), ExtractOperatorGraph(plan.graph)])
     stages = PartitionPipeline(plan)(prepare(mod))  # a function for each stage, and a main that calls them
     tvm.compile(stages, target, relax_pipeline=cpu_pipeline(target), tir_pipeline=TIR_PIPELINE)
+
+These passes in this order give the operators of the plan: they are those of every compile of ours. `tvm_target` makes a
+target of a device's text.
 
 The last line takes `cpu_pipeline` and `TIR_PIPELINE` of `tvm_pipeline_kernels.relax`: our kernels, which also serve a
 script that needs only the speed. TVM's default pipelines compile the stages as well, to slower code.
@@ -17,6 +20,7 @@ from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_gra
 from tvm_pipeline.tvm.relax.kernel_passes import FuseKernels
 from tvm_pipeline.tvm.relax.memory_order import MemoryOrder, planned_bytes
 from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
+from tvm_pipeline.tvm.target_text import tvm_target
 
 __all__ = [
     "ExtractOperatorGraph",
@@ -25,4 +29,5 @@ __all__ = [
     "PartitionPipeline",
     "operator_graph",
     "planned_bytes",
+    "tvm_target",
 ]

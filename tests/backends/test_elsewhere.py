@@ -45,6 +45,7 @@ def net(tmp_path):
     return load(write_picture_net(tmp_path / "net.onnx"))
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("linker for AArch64")
 def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tmp_path):
     board = Platform("board", (Device("arm", "host", FAR, AARCH64), Device("x86", "host", FAR[:1], host_target())))

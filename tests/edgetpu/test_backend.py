@@ -75,6 +75,7 @@ def assert_as_the_whole(results: Any, content: bytes, frames: list[dict[str, np.
 # The contract
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_stand_ins_keep_the_contract(seed):
     check_backend(backend, Model("net", "tflite", random_network(seed, operators=12)), tpus("usb:0", "cpu").devices)

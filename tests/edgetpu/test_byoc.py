@@ -121,6 +121,7 @@ def test_networks_with_operators_that_tvm_keeps(seed):
     assert_equal(executed(built(mod), feeds), expected(content, feeds))
 
 
+@pytest.mark.thorough
 def test_the_networks_above_are_the_hard_ones():
     """The networks of that test are hard: several regions hand several tensors to one another."""
     several = inputs = outputs = crossing = 0
@@ -306,6 +307,7 @@ def test_the_processor_that_calls_is_the_one_asked_for(tmp_path):
     assert {int.from_bytes(head[18:20], "little") for head in heads} == {0xB7}  # ELF's EM_AARCH64
 
 
+@pytest.mark.thorough
 def test_an_edge_tpu_goes_through_the_compiler_and_the_delegate(nothing_installed, install_compiler, plug, tmp_path):
     content = random_network(4)
     feeds = random_feeds(read(content).graph)

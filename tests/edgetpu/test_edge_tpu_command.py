@@ -191,6 +191,7 @@ def fails(outcome: Outcome, *words: str) -> None:
         assert word in outcome.err
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("mode", "words"),
     [

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cost",),
     ("planning", "backends"),
     ("tvm", "frontends", "profiling"),
-    ("runtime", "calibration", "relax"),
+    ("runtime", "calibration", "relay", "relax"),
     ("report", "testing", "workflow"),
     ("cli",),
 )

@@ -101,6 +101,7 @@ def every_deployment(demands: list[Demand]) -> tuple[float, float]:
     return with_activations, by_parameters
 
 
+@pytest.mark.thorough
 def test_activations_of_all_models_fit_and_no_deployment_that_fits_is_better() -> None:
     bound_by_activations = impossible = 0
     for seed in range(14):

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def plans_of(problem: Problem, stages: int) -> list[float]:
     return found
 
 
+@pytest.mark.thorough
 @given(chance=randoms(), stages=st.integers(2, 4), cached=st.sampled_from((0, 10_000, 7_000_000)))
 @examples(25)
 def test_they_are_legal_and_no_better_than_the_best(chance: random.Random, stages: int, cached: int) -> None:

@@ -38,6 +38,7 @@ def test_searches_prove_the_least_energy(scheduler: test_dynamic_programming.Sch
         test_dynamic_programming.check(problem_of(seed), scheduler, proves=scheduler is not hybrid)
 
 
+@pytest.mark.thorough
 def test_cp_sat_proves_the_least_energy_with_devices_that_come_again() -> None:
     for seed in range(12):
         problem = problem_of(seed, replace(CAPABLE, buses=True), (3, 4))

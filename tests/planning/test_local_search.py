@@ -130,6 +130,7 @@ def test_a_seed_and_a_number_of_moves_give_one_plan(monkeypatch: pytest.MonkeyPa
     assert local_search(problem, moves=5000, seed=4) != first
 
 
+@pytest.mark.thorough
 def test_moves_improve_a_plan_that_no_order_of_the_graph_has() -> None:
     """Where the downsets of a cell are many, the best plan cuts through its branches."""
     problem = of(NASNET, tpus(4), stages=4)
@@ -150,6 +151,7 @@ def test_a_plan_is_never_worse_than_its_hint(problem: Problem, chance: random.Ra
         assert figure(problem, found.predicted) <= figure(problem, evaluate(problem, hint).predicted)
 
 
+@pytest.mark.thorough
 def test_without_time_the_start_or_the_hint_is_the_plan() -> None:
     problem = of(NASNET, tpus(4), stages=4, time_limit_s=0.0)
     assert len(local_search(problem).stages) == 4

@@ -61,6 +61,7 @@ def run(program: str, **environment: str) -> tuple[str, str]:
     return done.stdout, (done.stderr.split() or [""])[-1]
 
 
+@pytest.mark.thorough
 def test_compiled_and_plain_loops_make_the_same_plans() -> None:
     plain, way = run(PROGRAM, NUMBA_DISABLE_JIT="1")
     assert way == "plain"

@@ -61,7 +61,7 @@ def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_
 
 def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> None:
     lines = log_lines("INFO", of="tvm_pipeline.tvm.agreement")
-    model = pair_of(compiled, "branching", two_devices)
+    model = pair_of(compiled, "splitting", two_devices)
     check_agreement(model, [two_devices[0], replace(two_devices[0], name="again")])
     check_agreement(model, two_devices[:1])
     assert lines == []

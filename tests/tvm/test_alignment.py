@@ -96,6 +96,7 @@ AXES: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", AXES)
 def test_blocked_tensors_whose_axes_change(name: str, two_devices: Pair) -> None:

@@ -74,6 +74,7 @@ def test_another_model_or_target_is_compiled(other: str, own_cache: Path, target
     assert sum(line.startswith("compiling") and "%" not in line for line in said) == 2
 
 
+@pytest.mark.thorough
 def test_a_failure_leaves_nothing_in_the_cache(own_cache: Path) -> None:
     for _ in range(2):
         with pytest.raises(ModelError, match="TVM cannot compile it for llvm -mcpu=x86-64-v3 -no-such"):

@@ -158,6 +158,7 @@ def test_a_large_model_is_compiled_for_several_targets_at_once(monkeypatch: pyte
     assert [library.folder for library in several] == [library.folder for library in again]
 
 
+@pytest.mark.thorough
 def test_where_one_target_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)
     with pytest.raises(ModelError, match="TVM cannot compile it for llvm -no-such=1"):

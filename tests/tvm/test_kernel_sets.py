@@ -63,6 +63,7 @@ def test_choices_cross_as_json_and_are_the_same() -> None:
         hashable([{"a": 1}])
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("kernels")
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytest.MonkeyPatch) -> None:

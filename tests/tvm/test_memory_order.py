@@ -229,6 +229,7 @@ def allocated(graph: dict[str, Any]) -> dict[str, int]:
     return sizes
 
 
+@pytest.mark.thorough
 def test_stock_relay_build_keeps_the_order_and_plans_less() -> None:
     mod, results, graphs = leaning(), [], []
     ordered = MemoryOrder()(mod)

@@ -177,6 +177,7 @@ def array_of(array: Array) -> Any:
     return tvm.nd.from_dlpack(array if array.ctypes.data % 64 == 0 else aligned(array))
 
 
+@pytest.mark.thorough
 def test_kernels_of_relay(tmp_path: Path) -> None:
     weights = Weights()
     library = library_of(residuals(weights), weights, here()[-1], tmp_path)

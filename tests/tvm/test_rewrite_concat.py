@@ -227,6 +227,7 @@ def outputs(*mods: tvm.IRModule) -> list[Any]:
     return [executor.get_output(index).numpy() for index in range(len(mods))]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_expected_module_of_fewer_bytes(name: str) -> None:
     before, expected = CASES[name]

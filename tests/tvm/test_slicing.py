@@ -200,6 +200,7 @@ def test_a_slice_that_nobody_holds_is_gone(compiled: Compiled, cpu: Device) -> N
     assert seen() is None
 
 
+@pytest.mark.thorough
 def test_inputs_are_read_and_never_written(compiled: Compiled, cpu: Device) -> None:
     model = compiled("splitting")
     for name in names(model):

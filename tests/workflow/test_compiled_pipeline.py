@@ -65,7 +65,7 @@ def test_a_relay_module_with_its_parameters():
 
 
 def test_what_is_no_model_is_refused(tmp_path, bundle):
-    with pytest.raises(ModelError, match="int is no Relay module"):
+    with pytest.raises(ModelError, match="int is no module of TVM"):
         tp.compile(3)
     with pytest.raises(ModelError, match=r"none\.onnx: no such file"):
         tp.compile("none.onnx")

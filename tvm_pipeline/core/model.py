@@ -14,7 +14,7 @@ import msgspec
 
 from tvm_pipeline.core.graph import Tensor
 
-Format = Literal["onnx", "tflite", "relay", "relay.json", "relay.testing"]
+Format = Literal["onnx", "tflite", "relay", "relay.json", "relay.testing", "relax.json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Model:
         format: what `content` is; `relay.testing` names a built-in network and has no content.
         content: the bytes of the file.
         inputs: name, shape and dtype of every input, all fixed; empty where the format's importer knows them.
-        params: parameters that were saved beside a Relay file, in TVM's own format; empty where the file has them.
+        params: the parameters of a Relay file or a module, in TVM's own format; empty where `content` has them.
         outputs: the name of every output, in order; empty where the importer alone knows them, or nobody.
         obstacles: what TVM's importer cannot take of the file, a line each with what to do; another engine may take it.
         shaped: the inputs whose shapes were given, since the file leaves them open or has others.

@@ -22,7 +22,7 @@ from typing import Any
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.model import Format, Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.core.problem import Objective
 from tvm_pipeline.errors import ModelError, OptionError
@@ -114,8 +114,8 @@ def compile(
     """Compile a model, measure it on each device, find the best plan and verify it side by side with the next ones.
 
     Args:
-        model: a file that `load` takes, a Model, or a Relay module.
-        params: the parameters of a Relay module.
+        model: a file that `load` takes, a Model, or a module of Relay or Relax.
+        params: the parameters of a module, by name.
         devices: what may run the model: "auto" for all that this machine has; kinds or names of its devices, such as
             "cpu,gpu"; or a platform file, as `tvm-pipeline devices -o` writes it.
         objective: throughput, latency, energy, or one of bytes; see `Problem`.
@@ -143,7 +143,7 @@ def compile(
     objective = checked_objective(objective)  # before the model is compiled
     platform = Path(devices) if str(devices).endswith(".toml") else None
     chosen = "" if platform or devices == "auto" else str(devices)
-    source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params or {})
+    source = model if isinstance(model, (str, Path, Model)) else _of_module(model, params or {})
     made = compile_source(source, input_shapes, platform, devices=chosen)
     profile = measured_profile(made)
     problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
@@ -193,14 +193,10 @@ def _alone(outputs: dict[str, Array]) -> Any:
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
-def _relay_model(mod: Any, params: Mapping[str, Any]) -> Model:
-    """Return a Relay module, with its parameters by name, as a Model; raise ModelError for anything else."""
+def _of_module(mod: Any, params: Mapping[str, Any]) -> Model:
+    """Return a module of TVM, with its parameters by name, as a Model; raise ModelError for anything else."""
     tvm = sys.modules.get("tvm")  # whoever has a module of TVM has imported it
-    if tvm is None or not hasattr(tvm, "relay") or not isinstance(mod, tvm.IRModule):
-        raise ModelError(
-            f"{type(mod).__name__} is no Relay module; give one, a file, or a Model of `load`. Relax modules have the "
-            "passes of tvm_pipeline.relax"
-        )
-    return Model(
-        "main", "relay.json", tvm.ir.save_json(mod).encode(), params=bytes(tvm.runtime.save_param_dict(params))
-    )
+    if tvm is None or not isinstance(mod, tvm.IRModule):
+        raise ModelError(f"{type(mod).__name__} is no module of TVM; give one, a file, or a Model of `load`")
+    kind: Format = "relay.json" if hasattr(tvm, "relay") else "relax.json"
+    return Model("main", kind, tvm.ir.save_json(mod).encode(), params=bytes(tvm.runtime.save_param_dict(params)))

@@ -6,10 +6,12 @@ import logging
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
+from tvm_pipeline.tvm.relax.numpy_table import static_shape
 from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode
 from tvm_pipeline.tvm.relax.onnx_obstacles import obstacles
 
@@ -36,10 +38,11 @@ def import_model(model: Model) -> tvm.IRModule:
         >>> [parameter.name for parameter in main.params], main.attrs["output_names"]
         (['data_0'], ['softmaxout_1'])
     """
-    if model.format != "onnx":
+    importers = {"onnx": _from_onnx, "relax.json": _from_relax}
+    if model.format not in importers:
         raise ModelError(f"{model.name}: a model of the format {model.format} {_NEEDS_RELAY}")
     _log.info(f"importing {model.name}")
-    mod = _from_onnx(model)
+    mod = importers[model.format](model)
     if not mod["main"].params:
         raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
     try:
@@ -85,6 +88,31 @@ def _from_onnx(model: Model) -> tvm.IRModule:
         raise ModelError(f"{model.name}: TVM cannot import it: {refused}{_on_shapes(model)}") from refused
     _log.warning("%s: imported as onnxslim simplifies it, since TVM refuses it: %s", model.name, refused)
     return found
+
+
+def _from_relax(model: Model) -> tvm.IRModule:
+    """Return a Relax module that a program made, as one block of dataflow."""
+    mod = tvm.ir.load_json(model.content.decode())
+    functions = {symbol.name_hint: function for symbol, function in mod.functions.items()}
+    if not isinstance(functions.get("main"), relax.Function):
+        found = ", ".join(functions) or "none"
+        raise ModelError(
+            f"{model.name}: the module needs a Relax function `main`, and its functions are {found}; give "
+            'tvm.IRModule({"main": function.with_attr("global_symbol", "main")})'
+        )
+    if model.params:
+        mod = relax.transform.BindParams("main", dict(tvm.runtime.load_param_dict(model.params)))(mod)
+    main = mod["main"]
+    inputs = int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs.keys() else None  # noqa: SIM118
+    if unbound := [parameter.name for parameter in main.params[inputs:]] if inputs is not None else []:
+        raise ModelError(
+            f"{model.name}: the weights {', '.join(unbound[:3])} are parameters of `main`; give them as `params`, so "
+            "that they become constants"
+        )
+    for parameter in main.params:
+        if static_shape(parameter.ty) is None:
+            raise ModelError(f"{model.name}: the input {parameter.name} is no tensor of a fixed shape")
+    return relax.transform.ConvertToDataflow()(relax.transform.CanonicalizeBindings()(mod))
 
 
 def _on_shapes(model: Model) -> str:

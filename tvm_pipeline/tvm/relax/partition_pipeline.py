@@ -58,6 +58,12 @@ class PartitionPipeline:
         return _Partitioning(mod, self._plan).finished()
 
 
+_SEQUENCE = (
+    "a plan of tvm_pipeline.compile(mod) names the operators of FuseKernels, MemoryOrder and ExtractOperatorGraph, in "
+    "this order, as in examples/relax_passes.py"
+)
+
+
 @dataclass(slots=True)
 class _Stage:
     """A stage function in the making: its own kernels, those with the glue that it needs, and what crosses."""
@@ -110,7 +116,10 @@ class _Partitioning:
 
     def _made_stages(self, plan: Plan) -> list[_Stage]:
         analysis = self._analysis
-        check_partition(analysis.graph, [stage.operators for stage in plan.stages])
+        try:
+            check_partition(analysis.graph, [stage.operators for stage in plan.stages])
+        except PlanError as error:
+            raise PlanError(f"{error}; {_SEQUENCE}") from error
         stages = []
         for stage in plan.stages:
             own = {kernel for name in stage.operators for kernel in analysis.alignment.kernels[name]}

@@ -46,6 +46,12 @@ def PartitionPipeline(plan: Plan, params: Collection[str] = ()) -> tvm.transform
     return partition
 
 
+_SEQUENCE = (
+    "a plan of tvm_pipeline.compile(mod, params) names the operators of ExtractOperatorGraph behind "
+    "relay.optimize(mod, target, params=params), as in examples/relay_passes.py"
+)
+
+
 @dataclass(slots=True)
 class _Stage:
     """A stage function in the making."""
@@ -58,7 +64,10 @@ class _Stage:
 
 
 def _partition(mod: tvm.IRModule, plan: Plan, analysis: Analysis) -> tvm.IRModule:
-    check_partition(analysis.graph, [stage.operators for stage in plan.stages])
+    try:
+        check_partition(analysis.graph, [stage.operators for stage in plan.stages])
+    except PlanError as error:
+        raise PlanError(f"{error}; {_SEQUENCE}") from error
     index_of = {call: index for index, call in enumerate(analysis.calls)}
     stages = []
     for stage in plan.stages:

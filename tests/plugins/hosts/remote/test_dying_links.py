@@ -53,6 +53,7 @@ def test_a_link_that_breaks_inside_a_frame(proxied, way, after):
     assert proxy.links > links  # more where a busy machine is silent
 
 
+@pytest.mark.thorough
 def test_many_breaks(proxied):
     proxy, board = proxied
     draw = np.random.default_rng(2)
@@ -123,6 +124,7 @@ def test_an_upload_goes_on_where_it_broke_off(proxied, server, tmp_path):
     assert proxy.up - before < 5_000_000 + CHUNK + 100_000
 
 
+@pytest.mark.thorough
 def test_another_client_waits_for_one_that_leaves(free):
     with Board.connect(str(free.address), **TIMES) as board:
         board.call("count", {})

@@ -68,6 +68,7 @@ def test_a_session_that_never_starts_is_left(monkeypatch):
         Board.connect(address, **TIMES)
 
 
+@pytest.mark.thorough
 def test_a_client_that_breaks_the_protocol_again_and_again_loses_its_session(tmp_path):
     told = log_lines("INFO")
     with serving_board(tmp_path, **TIMES) as server, Board.connect(str(server.address), **TIMES) as board:

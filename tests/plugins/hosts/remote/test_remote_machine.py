@@ -161,6 +161,7 @@ def _one_second(graph):
     return Profile(graph.name, graph.fingerprint, {"only": DeviceProfile.in_order(graph, [1.0] * len(graph))})
 
 
+@pytest.mark.thorough
 def test_another_tvm_is_said_with_both_versions(cli, net, tmp_path):
     with serving_board(tmp_path / "board") as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving, "SESSION", SESSION)

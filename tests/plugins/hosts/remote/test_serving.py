@@ -308,6 +308,7 @@ def test_the_help_gives_the_times(cli):
 # ------------------------------------------------------------------------------------------------ TVM's own clients
 
 
+@pytest.mark.thorough
 def test_who_is_no_whole_client_of_tvm_holds_no_board(server):
     """Not for its magic, which is all that it sends; and what is no name of a client ends the connection."""
     until(lambda: server.is_free)
@@ -333,6 +334,7 @@ def timers_of(port):
     return [line[5].partition(":")[0] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "01"]
 
 
+@pytest.mark.thorough
 def test_a_stock_client_of_tvm(server):
     needs("tvm")
     import tvm

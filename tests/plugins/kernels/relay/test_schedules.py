@@ -146,6 +146,7 @@ def test_no_sum_is_stored_between_its_additions(deep: Callable[[str], tuple[Netw
     assert not stores
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("read", "written", "extent"), [(32, 64, 1), (512, 17, 3)], ids=["few", "no vector"])
 def test_other_weights_are_not_fetched(read: int, written: int, extent: int) -> None:
     weights = Weights()

@@ -251,6 +251,7 @@ def test_libraries_of_two_targets_align_where_one_has_it() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 @x86
 @pytest.mark.usefixtures("_no_records")
 def test_a_record_that_is_not_marked_applies_to_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
         assert sum(1 for _ in container.decode(video=0)) == 12
 
 
+@pytest.mark.thorough
 def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
     """The highest score of each line is that of the whole model run frame by frame."""
     from tvm_pipeline import open_bundle

@@ -104,6 +104,7 @@ def test_an_interrupt_while_a_supervised_worker_imports_is_not_lost(tmp_path):
     assert command.end() in (130, 0), "0: it came before the supervisor knew of the worker"
 
 
+@pytest.mark.thorough
 def test_a_supervised_worker_takes_no_code_from_the_working_folder(tmp_path):
     """`email` is imported early, and would be found there by `python -m`. The supervisor is as a script starts it."""
     (tmp_path / "email.py").write_text("import pathlib\npathlib.Path('taken').touch()\n")
