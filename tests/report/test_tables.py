@@ -184,7 +184,11 @@ def test_statistics_give_the_error_of_the_prediction() -> None:
 
 
 def test_a_slow_source_is_no_error_of_the_prediction() -> None:
-    table = statistics_table(PIPELINE.predicted, replace(STATISTICS, throughput_fps=10.0), inside=3)
+    slow = replace(STATISTICS, throughput_fps=10.0)
+    assert statistics_table(PIPELINE.predicted, slow, inside=3).rows[0][-1] == "+400.0%", (
+        "a file waits for the pipeline"
+    )
+    table = statistics_table(PIPELINE.predicted, slow, inside=3, paced=True)
     assert table.rows[0] == ("throughput, fps", "50.0", "10.0", "-")
     assert table.rows[1] == ("latency, median", "36.0 ms", "45.0 ms", "-20.0%")  # frames meet no queue
     assert table.note == "The source sets the pace: 10.0 fps. The pipeline has a capacity of 50.0 fps (predicted)."

@@ -108,7 +108,7 @@ def command(
     predicted = chosen.predicted
     if pace_fps is not None and predicted.throughput_fps is not None:
         predicted = replace(at_pace(problem, predicted, pace_fps), throughput_fps=predicted.throughput_fps)
-    show(_simulated(statistics_table(predicted, found.statistics, energy, inside)), json)
+    show(_simulated(statistics_table(predicted, found.statistics, energy, inside, paced=pace_fps is not None)), json)
     show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 

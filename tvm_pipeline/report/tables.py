@@ -214,18 +214,25 @@ def is_source_limited(statistics: RunStatistics, inside: int | None) -> bool:
 
 
 def statistics_table(
-    predicted: Prediction, statistics: RunStatistics, energy: FrameEnergy | None = None, inside: int | None = None
+    predicted: Prediction,
+    statistics: RunStatistics,
+    energy: FrameEnergy | None = None,
+    inside: int | None = None,
+    *,
+    paced: bool = False,
 ) -> TextTable:
     """Return predicted beside measured figures; the error is that of the prediction, relative to the measurement.
 
-    The predicted latency of a full pipeline follows from the frames inside and the rate. If the source is slower than
-    the pipeline, frames meet no queue, and the predicted throughput is what the pipeline could do: it has no error.
+    The predicted latency of a full pipeline follows from the frames inside and the rate. If a source with a pace of its
+    own is slower than the pipeline, frames meet no queue, and the predicted throughput is what the pipeline could do:
+    it has no error.
 
     Args:
         energy: the joules of a frame, with who says so; None where nothing tells.
         inside: how many frames the pipeline may hold; None if that is not known.
+        paced: frames come when the source has them, as those of a camera, and not when the pipeline takes them.
     """
-    by_source = is_source_limited(statistics, inside)
+    by_source = paced and is_source_limited(statistics, inside)
     fps_error = UNKNOWN if by_source else relative_error(predicted.throughput_fps, statistics.throughput_fps)
     loaded_s = None if inside is None else predicted.loaded_latency_s(inside)
     expected_s, under = (predicted.latency_s, "") if by_source else (loaded_s, " under load")

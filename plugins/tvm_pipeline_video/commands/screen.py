@@ -97,8 +97,8 @@ def _table(report: ModelReport) -> Group:
 
 
 def _figures(report: ModelReport) -> TextTable:
-    plan = report.plan
-    return statistics_table(plan.predicted, report.statistics, report.energy, plan.frames_inside)
+    predicted, inside = report.plan.predicted, report.plan.frames_inside
+    return statistics_table(predicted, report.statistics, report.energy, inside, paced=bool(report.sources))
 
 
 def _outcome(report: ModelReport) -> list[str]:

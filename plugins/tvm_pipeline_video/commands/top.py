@@ -186,7 +186,13 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
     )
     parts: list[Any] = [
         head.append(health),
-        statistics_table(state.predicted, state.statistics, state.energy, Plan.parse(state.plan).frames_inside),
+        statistics_table(
+            state.predicted,
+            state.statistics,
+            state.energy,
+            Plan.parse(state.plan).frames_inside,
+            paced=bool(state.sources),
+        ),
         _stages(state),
     ]
     if state.sources:
