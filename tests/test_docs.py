@@ -118,3 +118,8 @@ def test_the_program_without_hardware_prints_what_the_page_says(capsys: pytest.C
     program, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)
     exec(program, {})
     assert capsys.readouterr().out.split() == printed.split()
+
+
+def test_the_api_page_has_each_public_name_once() -> None:
+    listed = re.findall(r"(?m)^::: tvm_pipeline\.(\w+)$", (ROOT / "docs/api.md").read_text())
+    assert sorted(listed) == sorted(tvm_pipeline.__all__)

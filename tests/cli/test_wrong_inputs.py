@@ -9,6 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.parts import needs
+
+needs("tvm_pipeline_video")
+
 ANSWERS = [
     (("compile", "squeeznet", "-o", "x.tar"), 1, "squeeznet: no such file", "did you mean squeezenet?"),
     (("compile", "resnet50", "-o", "x.tar"), 1, "did you mean resnet-50?"),

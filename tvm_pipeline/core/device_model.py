@@ -15,7 +15,12 @@ SLOWEST_PER_S = 1e-9  # the least rate, for the same reason
 
 @dataclass(frozen=True, slots=True)
 class KindFactor:
-    """How many times as long as the roofline says operators of one kind take; kinds are those of `cost/shapes.py`."""
+    """How many times as long as the roofline says operators of one kind take.
+
+    Attributes:
+        name: the kind, one of those of `cost/shapes.py`.
+        factor: how many times as long.
+    """
 
     name: str
     factor: float
@@ -36,8 +41,17 @@ class DeviceModel:
     where `moved` are the bytes that the operator reads and writes, and `factor` is that of its kind in `kind`, else 1.
     These seconds take the place of `operator_s` and of `macs/rate` above.
 
-    `error` is stated where the model was calibrated (`tvm-pipeline calibrate`): the mean of
-    |predicted - measured| / measured over stages that were left out of the fit.
+    Attributes:
+        macs_per_s: multiply-accumulates a second.
+        call_s: seconds of a call of the device, whatever the stage.
+        operator_s: seconds of each operator besides its work.
+        input_bytes_per_s, output_bytes_per_s: rates of the tensors that come in and go out.
+        cached_bytes: parameters that stay on the device from frame to frame.
+        refill_bytes_per_s: the rate of the parameters beyond these.
+        bytes_per_s: the rate of memory, which makes the model a roofline.
+        kind: factors of kinds of operators.
+        error: of a model that was calibrated (`tvm-pipeline calibrate`): the mean of |predicted - measured| / measured
+            over stages that were left out of the fit.
 
     Roofline: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
     """

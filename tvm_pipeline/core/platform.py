@@ -150,8 +150,13 @@ class Transfer:
 class Link:
     """The cost of a transfer from one device to another, see `Transfer`.
 
-    `r2` is the quality of the fit where the link was measured. Links and devices that name the same `bus` take turns on
-    it: the seconds that a frame needs of the bus, in all, bound the throughput.
+    Attributes:
+        source, destination: names of devices.
+        latency_s: seconds that a transfer takes beside those of its bytes.
+        bandwidth_bytes_per_s: bytes a second; None where bytes cost nothing.
+        r2: the quality of the fit where the link was measured.
+        bus: links and devices that name the same bus take turns on it: the seconds that a frame needs of the bus, in
+            all, bound the throughput.
 
     Examples:
         >>> usb = Link("cpu", "tpu", latency_s=0.001, bandwidth_bytes_per_s=4e8, bus="hub")
