@@ -36,8 +36,8 @@ FILES = """\
 # Files of settings
 
 The keys of the TOML files that commands read. A key that is not here is refused with its line, and with the key that
-was probably meant. A path in a file is relative to the file's folder. [Settings of a run](settings.md) has the keys of a
-service's file, and [Fleets](fleet.md) those of a fleet's.
+was probably meant. A path in a file is relative to the file's folder. The keys of a service's file are in
+[Settings of a run](settings.md), and those of a fleet's file in [Fleets](fleet.md).
 """
 # Keys that a file does not have, since a command finds them out.
 FOUND_OUT = {"stand_in", "r2"}

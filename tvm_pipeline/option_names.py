@@ -36,9 +36,9 @@ SAME_NAMES = {
 }
 # What the help of several commands says.
 HELP = {
-    "classes": "What is listed alone, as labels or numbers: person,car.",
+    "classes": "List only these classes, as labels or numbers: person,car.",
     "decoder": "What reads the outputs: classification, yolo, ssd, centernet, mediapipe, picodet, segmentation, text, "
-    "keypoints, or one of their forms (docs/decoders.md); a function of your own as file.py:function; none. Without it "
+    "keypoints, or one of their forms (docs/decoders.md); your function as file.py:function; none. Without it "
     "one is recognised, if the outputs and the file's metadata tell.",
     "input_shapes": 'Shapes of inputs that the file leaves open: "data:[1,3,224,224]".',
     "json": "Print one JSON object on standard output, and nothing else there.",
@@ -49,7 +49,7 @@ HELP = {
     "log; none: nothing does. Without it, the best sensor of the machine.",
     "preprocessing": "How a picture becomes the input: a TOML file, or a preset: imagenet, yolo, raw and others "
     "(docs/decoders.md).",
-    "threshold": "The least score of what a decoder of the box lists; without it, that of its family.",
+    "threshold": "The least score that a built-in decoder lists; without it, that of its family.",
 }
 
 _QUOTED = re.compile(r"`([a-z_]+)`")

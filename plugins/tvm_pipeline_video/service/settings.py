@@ -135,7 +135,7 @@ class Settings:
     preprocessing: str | None = setting(
         None,
         f"{HELP['preprocessing']} Without it, that of the bundle or MODEL.toml, else that of the model's family or "
-        "metadata, else what the shape of the input suggests; which of these it is gets said.",
+        "metadata, else what the shape of the input suggests; a line tells which of these it is.",
         is_of_model=True,
         panel="Model",
     )
@@ -183,9 +183,7 @@ class Settings:
         panel="Planning",
     )
     # Robustness
-    isolate: bool = setting(
-        False, "Run each stage in a process of its own, whose crash costs no frame.", panel="Robustness"
-    )
+    isolate: bool = setting(False, "Run each stage in its own process, whose crash costs no frame.", panel="Robustness")
     watchdog: float = setting(30.0, "Seconds at one frame after which a stage counts as failed.", panel="Robustness")
     supervise: bool = setting(
         False, "Start it again where it crashes, to go on where it was; after ever longer waits.", panel="Robustness"
