@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import math
 from pathlib import Path
 
@@ -290,3 +291,13 @@ def test_a_profile_of_an_earlier_version(cli, chain_of_three, one_cpu, tmp_path)
 def test_nothing_says_how_fast_a_device_is(cli, chain_of_three, one_cpu):
     refused(cli("plan", chain_of_three, "--platform", one_cpu), 1, "nothing says how fast device cpu", "--profile")
     assert cli("plan", chain_of_three, "--platform", one_cpu, "--objective", LEXICOGRAPHIC[0]).code == 0
+
+
+def test_a_limit_that_no_plan_keeps_is_answered_by_what_one_can_do(cli):
+    best = cli("plan", RESNET, "--platform", TWO, "--json").json["predicted"]["throughput_fps"]
+    told = cli("plan", RESNET, "--platform", TWO, "--objective", "latency", "--min-throughput", round(1.01 * best, 3))
+    assert told.code == 1
+    assert "--min-throughput" in told.err
+    assert f"; the fastest plan makes {best:.4g} frames a second" in told.err
+    told = cli("plan", RESNET, "--platform", TWO, "--max-latency", 1e-4)
+    assert re.search("; the shortest latency of a plan is [0-9.e-]+ s$", told.err.strip()), told.err

@@ -20,13 +20,22 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.problem import OBJECTIVES, Problem, counts_edges
 from tvm_pipeline.cost.device_costs import idle_w, require_caches, require_energy
 from tvm_pipeline.cost.evaluate import idle_share, judged
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, PlatformError
+from tvm_pipeline.errors import (
+    InfeasibleError,
+    LimitMissedError,
+    NoPlanError,
+    OptionError,
+    PlanError,
+    PlatformError,
+    ProfileError,
+)
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.anywhere import Maker, chain_of, made, with_time_left
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
@@ -67,7 +76,10 @@ def plan(problem: Problem, scheduler: str = BEST, *, measure: SegmentTimer | Non
     if scheduler != BEST and (cut := SCHEDULERS[scheduler].cut):
         decision = measured_plan(problem, scheduler, SCHEDULERS[scheduler].run, cut, measure)
         return _settled(problem, _bounded(problem, decision))
-    decision = proposed(problem, scheduler)
+    try:
+        decision = proposed(problem, scheduler)
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{error}{_what_is_possible(problem)}") from error
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
         _log.info("simulating the best plans, with turns on the bus")
         decision = rehearsal.rehearsed(problem, decision, proposed)
@@ -180,6 +192,19 @@ def _searched(problem: Problem, scheduler: str, deadline: float | None) -> Found
             f"the plan of scheduler {scheduler} is refused: {error}; use {declared.instead}"
         ) from error
     return Found([plan], plan.bound)
+
+
+def _what_is_possible(problem: Problem) -> str:
+    """Return the best that a plan can do where no plan keeps a limit of speed; empty where there is no such limit."""
+    told = []
+    with suppress(PlanError, OptionError, ProfileError):
+        if problem.min_throughput_fps is not None:
+            free = replace(problem, objective="throughput", min_throughput_fps=None)
+            told.append(f"the fastest plan makes {proposed(free).plan.predicted.throughput_fps:.4g} frames a second")
+        if problem.max_latency_s is not None:
+            free = replace(problem, objective="latency", max_latency_s=None)
+            told.append(f"the shortest latency of a plan is {proposed(free).plan.predicted.latency_s:.3g} s")
+    return "".join(f"; {one}" for one in told)
 
 
 def _kept(problem: Problem, plans: list[Plan]) -> tuple[list[Plan], dict[Plan, PlanError]]:

@@ -1,0 +1,69 @@
+"""What the frames inside a pipeline are worth: the plan of `compile` against the same plan with the usual number.
+
+    python benchmarks/latency.py
+
+For each network: compile, profile, plan and verify as `tvm-pipeline compile` does, which looks for the fewest frames
+inside that keep 99 % of the rate. Then that plan and the same plan with one frame in each worker and one that waits run
+in turns. The columns: frames inside, the ratio of the rates, the latencies of both, and the prediction's error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import replace
+
+from prediction import models
+from rich.console import Console
+from rich.table import Table
+
+from tvm_pipeline import Problem
+from tvm_pipeline.core.plan import describe
+from tvm_pipeline.runtime.comparison import Measured, compare
+from tvm_pipeline.runtime.verification import VERIFY_S
+from tvm_pipeline.workflow.steps import REPEATS, compile_source, decide, measured_profile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each plan in each round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
+    arguments = parser.parse_args()
+    verify_s = VERIFY_S
+    if arguments.short:
+        arguments.models, arguments.seconds, arguments.rounds, verify_s = ["branching"], 0.1, 1, 0.5
+    table = Table(
+        "network", "plan", "inside", "rate, few/many", "few p50", "few p99", "many p50", "many p99", "error p50"
+    )
+    ratios, errors = [], []
+    for name, model in models(arguments.models):
+        made = compile_source(model)
+        profile = measured_profile(made, repeats=8 if arguments.short else REPEATS)
+        problem = Problem(made.compiled.graph, made.platform, profile)
+        few = decide(problem, compiled=made.compiled, verify_s=verify_s)[0].plan
+        many = replace(few, in_flight=None)
+        run = compare(made.compiled, made.platform, [few, many], seconds=arguments.seconds, rounds=arguments.rounds)
+        ratios.append(run[0].throughput_fps / run[1].throughput_fps)
+        expected_s = few.predicted.loaded_latency_s(few.frames_inside) or 0.0
+        errors.append(expected_s / run[0].latency_s - 1)
+        inside = f"{few.frames_inside} of {many.frames_inside}"
+        figures = (*milliseconds(run[0]), *milliseconds(run[1]), f"{errors[-1]:+.1%}")
+        table.add_row(name, describe(few), inside, f"{ratios[-1]:.3f}", *figures)
+    console = Console(width=160)
+    console.print(table)
+    console.print(
+        f"rate with the fewest frames inside over that with many: median {statistics.median(ratios):.3f}, least "
+        f"{min(ratios):.3f}; latency under load, predicted against measured: median error "
+        f"{statistics.median(map(abs, errors)):.1%}, worst {max(map(abs, errors)):.1%}"
+    )
+
+
+def milliseconds(found: Measured) -> tuple[str, str]:
+    """Return the median latency of all turns, and the 99 % latency of the turn in the middle."""
+    return f"{found.latency_s * 1e3:.2f} ms", f"{(found.statistics.latency_p99_s or 0.0) * 1e3:.2f} ms"
+
+
+if __name__ == "__main__":
+    main()
