@@ -295,10 +295,10 @@ def _meant(device: Device) -> Gpu:
     reasons = "; ".join(found.reasons[kind] for kind in kinds if kind in found.reasons)
     told = f" ({reasons})" if reasons else ""
     if here:
-        raise PlatformError(f"device {device.name}: {wanted} is not here{told}. Here: {here}. {advice}")
+        raise PlatformError(f"device {device.name}: {wanted} was not found{told}. Found: {here}. {advice}")
     raise PlatformError(
-        f"device {device.name}: {wanted} is not here{told}, and no other GPU. Install the driver of the GPU, or leave "
-        "the device out of the platform file"
+        f"device {device.name}: no GPU was found{told}. Install the driver of the GPU, or leave the device out of the "
+        "platform file"
     )
 
 

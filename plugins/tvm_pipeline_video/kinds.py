@@ -166,7 +166,7 @@ def _check_file(spec: str) -> None:
 
 def _open_address(spec: str, opening: Opening) -> Source:
     name = shown(spec)
-    advice = "check the address, that its server is sending, and the network; a slow one needs a longer timeout"
+    advice = "check the address, that its server is sending, and the network"
     timeout_s = opening.timeout_s
     container, stream = open_container(
         spec,

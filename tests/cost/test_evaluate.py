@@ -252,7 +252,7 @@ BAD: dict[str, tuple[tuple[Stage, ...], str]] = {
         "cycle or stand in the wrong order: operator op2 of stage 0 reads t2",
     ),
     "the wrong order": ((Stage(("a",), ("op1", "op2")), Stage(("b",), ("op0",))), "wrong order: operator op1"),
-    "an unknown device": ((Stage(("gpu",), ("op0", "op1", "op2")),), "stage 0: platform box has no device gpu"),
+    "an unknown device": ((Stage(("gpu",), ("op0", "op1", "op2")),), "stage 0: box has no device gpu"),
     "shared cores": (
         (Stage(("a",), ("op0", "op1")), Stage(("all",), ("op2",))),
         "devices all and a share cores",

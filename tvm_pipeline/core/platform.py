@@ -200,7 +200,7 @@ class Platform:
         >>> platform.device("npu")
         Traceback (most recent call last):
             ...
-        tvm_pipeline.errors.PlatformError: platform box has no device npu; it has cpu, gpu
+        tvm_pipeline.errors.PlatformError: box has no device npu; it has cpu, gpu
     """
 
     name: str
@@ -298,7 +298,7 @@ class Platform:
             if device.name == name:
                 return device
         known = ", ".join(device.name for device in self.devices)
-        raise PlatformError(f"platform {self.name} has no device {name}; it has {known}")
+        raise PlatformError(f"{self.name} has no device {name}; it has {known}")
 
 
 def find_link(links: Iterable[Link], source: str, destination: str) -> Link:
