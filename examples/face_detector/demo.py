@@ -5,20 +5,24 @@
 plans the whole application (read, resize, the model, find faces, draw, write), runs it, and runs the loop that one
 would write first on the same video. It writes into out/: faces.mp4 (the faces drawn), faces.jsonl (one line a frame),
 frame.png (where the time of a frame goes), gantt.png, graph.png, centerface.tar (the model's bundle, for `tvm-pipeline
-run`), and report.md.
+run`), and report.md. The frame rate and the latency of the moment are drawn into the video.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 
+import numpy as np
 from assets import MODEL, VIDEO, fetch
 from centerface import decode
 from naive import naive_fps
+from numpy.typing import NDArray
 from rich.console import Console
 
 from tvm_pipeline import (
@@ -48,11 +52,13 @@ from tvm_pipeline.report import (
 from tvm_pipeline.runtime.verification import verified, with_fewest_inside
 from tvm_pipeline_video import (
     Analysed,
+    Annotation,
     Application,
     Frame,
     JsonLines,
     Rehearsal,
     VideoFile,
+    draw,
     open_source,
     preprocessing_for,
     profile_host,
@@ -64,12 +70,16 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def faces_written(folder: Path, fps: float) -> Iterator[Callable[[Analysed[Frame], object], None]]:
-    """Open faces.mp4 and faces.jsonl, and yield what writes a frame and its faces to them."""
+    """Open faces.mp4 and faces.jsonl, and yield what writes a frame, its faces, and the figures of now to them."""
+    times_s: deque[float] = deque(maxlen=26)  # when the last frames were written
     with VideoFile(folder / "faces.mp4", fps) as video, JsonLines(folder / "faces.jsonl") as lines:
 
-        def write(seen: Analysed[Frame], picture: object) -> None:
-            video.write(picture)
-            lines.write(result_line(seen, decoded=True))
+        def write(seen: Analysed[Frame], picture: NDArray[np.uint8]) -> None:
+            times_s.append(perf_counter())
+            line = result_line(seen, decoded=True)
+            rate = (len(times_s) - 1) / max(times_s[-1] - times_s[0], 1e-9)
+            video.write(draw(picture, [Annotation(f"{rate:.0f} fps, {line.latency_s * 1e3:.0f} ms")]))
+            lines.write(line)
 
         yield write
 
