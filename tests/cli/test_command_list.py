@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from tests.cli.test_commands import COMMANDS
+from tests.support.command import run_command
 from tvm_pipeline.cli import app
 from tvm_pipeline.cli.commands import docstring
 
@@ -111,3 +112,11 @@ def test_an_unknown_command_is_answered_with_one_like_it(cli):
     outcome = cli("simulte")
     assert outcome.code == 2
     assert "No such command 'simulte'. Did you mean 'simulate'" in outcome.err
+
+
+@pytest.mark.parametrize(("typed", "expected"), [("pro", "profile"), ("plan --sch", "--scheduler")])
+def test_shells_complete_commands_and_options(capfd, monkeypatch, typed, expected):
+    monkeypatch.setenv("_TVM_PIPELINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"tvm-pipeline {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert run_command(capfd, monkeypatch).out.split() == [expected]
