@@ -64,7 +64,7 @@ def main() -> None:
     interrupts = Interrupts()
     try:
         with handling(ending(interrupts)), logged():
-            app(args=[argument for argument in arguments if argument != "--traceback"])
+            app(prog_name="tvm-pipeline", args=[argument for argument in arguments if argument != "--traceback"])
     except Exception as error:  # the last place where a failure can become one line
         sys.exit(print_error(error, wants_traceback))
     except (KeyboardInterrupt, SystemExit) as end:
