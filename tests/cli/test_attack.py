@@ -117,7 +117,7 @@ def test_whatever_a_bundle_holds_the_command_ends_cleanly(cli, bundle: Path, wor
         (("profile", "no.onnx", "-o", "{work}/graph.json/x.json"), ["cannot write", "x.json"]),
         (("show", "no.tar", "-o", "{work}/graph.json"), ["cannot write", "graph.json"]),
         (("deploy", "no.tar@1", "-o", "{work}/graph.json/plans"), ["cannot write", "plans"]),
-        (("simulate", "no.json", "--plan", "no.txt", "-o", "{work}/x.xyz"), ["x.xyz", ".png or .svg"]),
+        (("simulate", "no.json", "--plan", "no.txt", "--gantt", "{work}/x.xyz"), ["x.xyz", ".png or .svg"]),
         (("plan", "{work}/graph.json", "--input-shapes", "x:[1]"), ["--input-shapes goes with a model", "graph.json"]),
         (("plan", "{work}/graph.json", "--pareto", "--objective", "memory,communication"), ["--pareto compares"]),
         (("profile", "{work}/graph.json"), ["graph.json: it is no Relay module", "operator graph"]),

@@ -80,10 +80,10 @@ def test_the_tables_say_that_nothing_was_run(cli, what):
 
 def test_the_gantt_chart_is_that_of_the_run(cli, what, tmp_path):
     needs("matplotlib")
-    outcome = cli("simulate", *what, "--rate", 10, "-o", tmp_path / "gantt.svg")
+    outcome = cli("simulate", *what, "--rate", 10, "--gantt", tmp_path / "gantt.svg")
     assert outcome.code == 0, outcome.err
     assert "simulated" in (tmp_path / "gantt.svg").read_text()
-    assert cli("simulate", *what, "-o", tmp_path / "gantt.txt").code == 2
+    assert cli("simulate", *what, "--gantt", tmp_path / "gantt.txt").code == 2
 
 
 def test_a_bundle_has_its_own_plan(cli, bundle, tmp_path):

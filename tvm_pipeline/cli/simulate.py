@@ -37,7 +37,7 @@ def command(
     plan: Annotated[
         Path | None, typer.Option("--plan", help="The plan, as `plan -o` writes it; a bundle has its own.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Gantt chart of the first frames.")] = None,
+    gantt: Annotated[Path | None, typer.Option(help="Draw the first frames into this picture.")] = None,
     platform: PlatformOption = None,
     profile: Annotated[
         list[Path] | None,
@@ -77,9 +77,9 @@ def command(
     profiles = profile or []
     if len(models) == 1 and len(profiles) > 1:
         raise OptionError(f"--profile was given {len(profiles)} times for one model; give one")
-    if output:
-        check_picture(output)
-        check_outputs(output, inputs=(*models, plan, platform, *(profile or ())))
+    if gantt:
+        check_picture(gantt)
+        check_outputs(gantt, inputs=(*models, plan, platform, *(profile or ())))
     arrivals = SATURATED
     if pace_fps is not None:
         arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)
@@ -97,9 +97,9 @@ def command(
         chosen = replace(chosen, predicted=evaluation.predicted)
         inside = chosen.frames_inside if in_flight is None else in_flight
         found = run(problem, chosen.stages, frames, arrivals, in_flight=inside, drop=live, jitter=jitter, seed=seed)
-    if output:
+    if gantt:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
-        draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], output)
+        draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], gantt)
     energy = energy_by_watts(problem, chosen, found.statistics)
     if json:
         simulated = {"latency_s": found.statistics.latency_p50_s, **energy_json(energy), **asdict(found.statistics)}
