@@ -365,7 +365,9 @@ def _fills_its_disk(host: HostUnderTest) -> None:
         while True:
             file.write(bytes(1 << 20))
     host.until(lambda: "the agent cannot keep its cursor" in " ".join(coordinator.reports[-1].problems))
-    host.until(lambda: re.search("service of model m ended .*space left", " ".join(coordinator.reports[-1].problems)))
+    host.until(
+        lambda: re.search("service of model m ended .*space (is )?left", " ".join(coordinator.reports[-1].problems))
+    )
     filler.unlink()
     before = coordinator.count("gate", 1)
     host.until(lambda: coordinator.count("gate", 1) > before + 5)
