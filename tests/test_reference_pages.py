@@ -18,6 +18,7 @@ from tests.support.parts import needs
 
 needs("tvm_pipeline_video")
 
+from tests.plugins.video.service.test_settings import WORDS, takes
 from tvm_pipeline.cli import app
 from tvm_pipeline.core.device_model import DeviceModel, KindFactor
 from tvm_pipeline.core.platform import Device, Link, Platform
@@ -54,22 +55,26 @@ ABOUT = {
     "platform.toml": "What a machine has, for `--platform`. `tvm-pipeline devices -o platform.toml` writes one.",
     "model.toml": "How a picture becomes the model's input: beside MODEL.onnx as MODEL.toml, or for `--preprocessing`.",
 }
-WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a file"}
 ALSO = {"name": "the name in messages"}  # of fields without a docstring
 
 
 def commands_page() -> str:
     """The page of all commands."""
-    group = typer.main.get_command(app)
-    parts = [COMMANDS]
-    for name in group.commands:  # type: ignore[attr-defined]
-        parts += _command(f"tvm-pipeline {name}", group.loaded(name))  # type: ignore[attr-defined]
-    return "".join(parts)
+    return COMMANDS + "".join(part for name, command in commands() for part in _command(name, command))
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Yield each command with its name, a group before those in it."""
+    group: Any = typer.main.get_command(app)
+    for name in group.commands:
+        command = group.loaded(name)
+        yield name, command
+        yield from ((f"{name} {inner}", found) for inner, found in getattr(command, "commands", {}).items())
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
     summary, *rest = re.split(r"\n\s*\n", (command.help or "").strip())
-    yield f"\n## {name.removeprefix('tvm-pipeline ')}\n\n{_prose(summary)}\n"
+    yield f"\n## {name}\n\n{_prose(summary)}\n"
     examples = [_prose(part) for part in rest if "tvm-pipeline " in part]
     for part in rest:
         if "tvm-pipeline " not in part:
@@ -77,8 +82,6 @@ def _command(name: str, command: Any) -> Iterator[str]:
     if examples:
         yield "\n```sh\n" + "".join(f"{line.partition(': ')[2]}\n" for line in examples) + "```\n"
     if hasattr(command, "commands"):
-        for inner, found in command.commands.items():
-            yield from _command(f"{name} {inner}", found)
         return
     rows = [_row(one) for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
     yield "\n| Option | Takes | Without it | What it is |\n|---|---|---|---|\n" + "".join(rows)
@@ -87,17 +90,11 @@ def _command(name: str, command: Any) -> Iterator[str]:
 def _row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
     name = ", ".join(parameter.opts) if is_option else parameter.name.upper()
-    takes = "" if getattr(parameter, "is_flag", False) else _shown_type(parameter)
+    is_flag = getattr(parameter, "is_flag", False)
+    kind = "" if is_flag else parameter.metavar or takes(parameter.type_descriptor.annotation)
     default = parameter.default
     usual = "required" if parameter.required else "" if default in (None, False, "", []) else f"`{default}`"
-    return f"| `{name}` | {takes} | {usual} | {_prose(parameter.help or '').replace('|', chr(92) + '|')} |\n"
-
-
-def _shown_type(parameter: Any) -> str:
-    annotation = parameter.type_descriptor.annotation
-    inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
-    word = parameter.metavar or WORDS.get(inner, getattr(inner, "__name__", str(inner)))
-    return f"{word}, several" if get_origin(annotation) is list else str(word)
+    return f"| `{name}` | {kind} | {usual} | {_prose(parameter.help or '').replace('|', chr(92) + '|')} |\n"
 
 
 def _prose(text: str) -> str:
@@ -170,12 +167,7 @@ def test_the_page_is_that_of_the_code(name: str) -> None:
 
 def test_documented_options_exist() -> None:
     """No page names an option of a command that the command does not have."""
-    group = typer.main.get_command(app)
-    known: dict[str, set[str]] = {}
-    for name in group.commands:  # type: ignore[attr-defined]
-        command = group.loaded(name)  # type: ignore[attr-defined]
-        for inner, found in getattr(command, "commands", {"": command}).items():
-            known[f"{name} {inner}".strip()] = {option for one in found.params for option in one.opts}
+    known = {name: {option for one in command.params for option in one.opts} for name, command in commands()}
     wrong = []
     for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
         for line in re.findall(r"tvm-pipeline ([a-z][^\n`]*)", page.read_text().replace("\\\n", " ")):

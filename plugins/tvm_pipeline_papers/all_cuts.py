@@ -66,7 +66,7 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(spinner())
         subject = stack.enter_context(
-            opened(model, objective, power_sensor, remote, platform, "", input_shapes, input_values, source)
+            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source)
         )
         cuts = every_cut(subject.problem, *pair)
         say(f"{len(cuts)} cuts, about {expected_s(cuts, seconds, rounds):.0f} s by their predictions")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -233,17 +232,14 @@ def picture_input(model: str, inputs: Sequence[Tensor]) -> Tensor:
             f"{model} has several inputs ({names}); a video gives one picture a frame. Compile the model with `carry` "
             "where one is a state, and with `input_values` where one is a constant"
         )
-    try:
-        default_for(inputs[0].shape, inputs[0].dtype)
-    except OptionError as error:
-        shape = (1, *inputs[0].shape[1:])
-        advice = "to run it on arrays, give `inputs`, a file of NumPy"
-        with suppress(OptionError):
-            default_for(shape, inputs[0].dtype)
-            given = f"{inputs[0].name}:{list(shape)}".replace(" ", "")
-            advice = f'give `input_shapes` "{given}", with the height and width that the model was made for'
-        raise OptionError(f"{model}: {error}; {advice}") from error
-    return inputs[0]
+    tensor, alone = inputs[0], (1, *inputs[0].shape[1:])
+    if _layout(tensor.shape, tensor.dtype):
+        return tensor
+    advice = "to run it on arrays, give `inputs`, a file of NumPy"
+    if _layout(alone, tensor.dtype):
+        given = f"{tensor.name}:{list(alone)}".replace(" ", "")
+        advice = f'give `input_shapes` "{given}", with the height and width that the model was made for'
+    raise OptionError(f"{model}: {_no_picture(tensor.shape, tensor.dtype)}; {advice}")
 
 
 def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
@@ -254,14 +250,9 @@ def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
 
     Raises OptionError when the input is not one picture.
     """
-    layout: Layout | None = None
-    if len(shape) == 4 and shape[0] in (-1, 0, 1):
-        layout = "NCHW" if shape[1] in (1, 3) else "NHWC" if shape[3] in (1, 3) else None
-    if layout is None or dtype not in get_args(DType):
-        raise OptionError(
-            f"the input {shape} {dtype} is not one picture; one picture is (1, 3, H, W) or (1, H, W, 3), "
-            f"with 1 or 3 channels, of {', '.join(get_args(DType))}"
-        )
+    layout = _layout(shape, dtype)
+    if layout is None:
+        raise OptionError(_no_picture(shape, dtype))
     channels, height, width = shape[1:] if layout == "NCHW" else (shape[3], shape[1], shape[2])
     base = Preprocessing(
         size=(width, height) if min(width, height) > 0 else None,
@@ -271,6 +262,20 @@ def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
     if dtype == "float32":
         return replace(base, scale=1 / 255)
     return replace(base, dtype="uint8") if dtype == "uint8" else replace(base, dtype="int8", mean=(128.0,))
+
+
+def _layout(shape: tuple[int, ...], dtype: str) -> Layout | None:
+    """Return how one picture lies in an input; None for an input that is not one picture."""
+    if len(shape) != 4 or shape[0] not in (-1, 0, 1) or dtype not in get_args(DType):
+        return None
+    return "NCHW" if shape[1] in (1, 3) else "NHWC" if shape[3] in (1, 3) else None
+
+
+def _no_picture(shape: tuple[int, ...], dtype: str) -> str:
+    return (
+        f"the input {shape} {dtype} is not one picture; one picture is (1, 3, H, W) or (1, H, W, 3), with 1 or 3 "
+        f"channels, of {', '.join(get_args(DType))}"
+    )
 
 
 def preprocess(image: NDArray[np.uint8], settings: Preprocessing, out: NDArray[Any] | None = None) -> NDArray[Any]:

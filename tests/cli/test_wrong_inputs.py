@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -51,7 +50,7 @@ def test_a_misspelt_file_is_found_beside_the_others(cli, tmp_path, monkeypatch):
 
 
 def test_an_input_that_is_no_picture_is_refused_before_it_is_compiled(cli, tmp_path):
-    """CenterFace's file has ten pictures of 32 x 32 for its input; what would do is said, with the input's name."""
+    """CenterFace's file has ten pictures of 32 x 32 for its input; the error names the input and a shape."""
     shape = (10, 3, 32, 32)
     node = helper.make_node("Relu", ["input.1"], ["y"])
     inputs, outputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input.1", "y"))
@@ -71,7 +70,7 @@ def test_a_number_is_a_camera_unless_a_file_has_this_name(tmp_path, monkeypatch)
 
     monkeypatch.chdir(tmp_path)
     assert source_kind("0").name == "camera"
-    (tmp_path / "0").write_bytes(np.zeros(4, np.uint8).tobytes())
+    (tmp_path / "0").write_bytes(b"x")
     assert source_kind("0").name == "file"
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.support.log_lines import log_lines
 from tvm_pipeline import open_bundle, write_bundle
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import checked_objective
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.workflow.doubts import stand_in_warnings
 from tvm_pipeline.workflow.steps import (
-    checked_objective,
     compile_source,
     decide,
     measured_profile,

@@ -25,14 +25,13 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, without_warnings
 from tvm_pipeline.core.plan import Prediction, read_plan
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, checked_objective
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import comparison_table
 from tvm_pipeline.runtime.comparison import Run, side_by_side
 from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.machine import Machine, opened_machine
 from tvm_pipeline.workflow.steps import (
-    checked_objective,
     compile_source,
     decide,
     given_plan,
@@ -89,7 +88,7 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(spinner())
         problem, compiled, run, measuring, machine = stack.enter_context(
-            opened(model, objective, power_sensor, remote, platform, device, input_shapes, input_values, source)
+            opened(model, objective, power_sensor, remote, platform, input_shapes, input_values, source, device)
         )
         if plan:
             runs, notes = [(given_plan(problem, path), run) for path in plan], [path.name for path in plan]
@@ -121,10 +120,10 @@ def opened(
     power_sensor: str,
     remote: str | None,
     platform: Path | None,
-    device: str,
     input_shapes: str | None,
     input_values: str | None,
     source: str | None,
+    device: str = "",
 ) -> Iterator[Subject]:
     """Open a bundle, or compile and measure a model, by the options of this command, so that its plans can run."""
     chosen = checked_objective(objective)

@@ -37,7 +37,7 @@ from tvm_pipeline.cli.options import (
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options, without_warnings
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision, Plan
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, checked_objective
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
@@ -50,7 +50,6 @@ from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.steps import (
     Compiled,
-    checked_objective,
     compile_source,
     decide,
     given_plan,

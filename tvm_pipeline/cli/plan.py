@@ -30,7 +30,7 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, cost_key
-from tvm_pipeline.core.problem import Problem, is_lexicographic
+from tvm_pipeline.core.problem import Problem, checked_objective, is_lexicographic
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
@@ -43,7 +43,7 @@ from tvm_pipeline.workflow.merged import merged
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.modelled import how_good, modelled
 from tvm_pipeline.workflow.predicted import FROM_SHAPES, from_shapes
-from tvm_pipeline.workflow.steps import checked_objective, decide, planned
+from tvm_pipeline.workflow.steps import decide, planned
 
 
 def pareto_decision(problem: Problem) -> Decision:

@@ -22,10 +22,10 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner
 from tvm_pipeline.core.platform import read_platform
+from tvm_pipeline.core.problem import checked_objective
 from tvm_pipeline.frontends import load
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
 from tvm_pipeline.workflow.machine import opened_machine
-from tvm_pipeline.workflow.steps import checked_objective
 from tvm_pipeline.workflow.tune_plan import PlanTuning, tune_plan
 from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds
 

@@ -277,7 +277,9 @@ class Platform:
             >>> [device.name for device in box.with_devices("gpu,cpu1").devices]
             ['cpu1', 'card']
         """
-        words = [word.strip() for word in chosen.split(",")] if chosen else []
+        if not chosen:
+            return self
+        words = [word.strip() for word in chosen.split(",")]
         for word in words:
             if not any(word in (device.name, device.kind) for device in self.devices):
                 has = ", ".join(dict.fromkeys(word for each in self.devices for word in (each.kind, each.name)))
@@ -287,7 +289,7 @@ class Platform:
                     option="device",
                     value=word,
                 )
-        kept = tuple(device for device in self.devices if not words or {device.name, device.kind} & set(words))
+        kept = tuple(device for device in self.devices if {device.name, device.kind} & set(words))
         names = {device.name for device in kept}
         links = tuple(link for link in self.links if {link.source, link.destination} <= names)
         return replace(self, devices=kept, links=links)

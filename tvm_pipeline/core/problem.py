@@ -13,7 +13,7 @@ from typing import Literal, cast, get_args
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Link, Platform, find_link
 from tvm_pipeline.core.profile import Profile
-from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.errors import InfeasibleError, OptionError, nearest
 
 Objective = Literal[
     "throughput",
@@ -75,12 +75,7 @@ class Problem:
     activations: bool = True
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise OptionError(
-                f"there is no `objective` {self.objective!r}; there are {'; '.join(OBJECTIVES)}",
-                option="objective",
-                value=self.objective,
-            )
+        checked_objective(self.objective)
         self._check_limits()
         if self.stages is not None and self.stages < 1:
             raise OptionError(
@@ -131,6 +126,15 @@ class Problem:
     def link(self, source: str, destination: str) -> Link:
         """Return the link between two devices: that of the platform, else the measured one, else a free one."""
         return find_link((*self.platform.links, *self.profile.links), source, destination)
+
+
+def checked_objective(text: str) -> Objective:
+    """Return the objective of this name; raises OptionError where there is none."""
+    for objective in OBJECTIVES:
+        if text == objective:
+            return objective
+    advice = nearest(text, OBJECTIVES, f"there are {'; '.join(OBJECTIVES)}")
+    raise OptionError(f"there is no `objective` {text!r}; {advice}", option="objective", value=text)
 
 
 def may_exceed(graph: OperatorGraph, device: Device) -> bool:

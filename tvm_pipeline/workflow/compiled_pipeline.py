@@ -24,7 +24,7 @@ from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Format, Model
 from tvm_pipeline.core.plan import describe
-from tvm_pipeline.core.problem import Objective
+from tvm_pipeline.core.problem import Objective, checked_objective
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import Shapes
 from tvm_pipeline.runtime import Pipeline
@@ -138,7 +138,7 @@ def compile(
         ...     pipe(numpy.ones(4, "float32"))[0].item()
         3.0
     """
-    from tvm_pipeline.workflow.steps import Planned, checked_objective, compile_source, decide, measured_profile
+    from tvm_pipeline.workflow.steps import Planned, compile_source, decide, measured_profile
 
     objective = checked_objective(objective)  # before the model is compiled
     platform = Path(devices) if str(devices).endswith(".toml") else None

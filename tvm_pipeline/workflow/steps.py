@@ -29,12 +29,12 @@ from tvm_pipeline.core.in_mode import for_mode, in_mode
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Decision, Plan, check_one_model, read_plan
 from tvm_pipeline.core.platform import Platform, read_platform
-from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
+from tvm_pipeline.core.problem import Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import ModelError, OptionError, PlanError, nearest
+from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified, with_fewest_inside
@@ -103,15 +103,6 @@ class Planned:
             max_latency_s,
             time_limit_s,
         )
-
-
-def checked_objective(text: str) -> Objective:
-    """Return the objective of this name; raises OptionError where there is none."""
-    for objective in OBJECTIVES:
-        if text == objective:
-            return objective
-    advice = nearest(text, OBJECTIVES, f"there are {'; '.join(OBJECTIVES)}")
-    raise OptionError(f"there is no `objective` {text!r}; {advice}", option="objective", value=text)
 
 
 @contextmanager

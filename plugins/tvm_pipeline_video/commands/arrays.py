@@ -1,6 +1,7 @@
 """`tvm-pipeline run --inputs x.npz --outputs y.npz`: run a model on arrays of NumPy, whatever they mean.
 
-A model that takes no picture runs so, and a test compares its outputs. Next: run.py, the same command on video.
+Use it for a model that takes no picture, and to compare outputs with another engine. Next: run.py, the same command on
+video.
 """
 
 from __future__ import annotations
@@ -103,32 +104,26 @@ def frames_of(arrays: Arrays, inputs: Sequence[Tensor]) -> tuple[list[dict[str, 
     for name in arrays:
         if name not in names:
             raise ModelError(f"the model has no input {name or 'without a name'}; {nearest(name, names)}")
-    split: dict[str, Sequence[NDArray[Any]]] = {}
-    joins: list[Join] = []
     for tensor in inputs:
         if tensor.name not in arrays:
             raise ModelError(f"it has no array for the input {tensor.name} {list(tensor.shape)}")
-        array = arrays[tensor.name]
-        if array.shape == tensor.shape:
-            split[tensor.name] = [array]
-            joins.append(_only)
-        elif array.shape[1:] == tensor.shape:
-            split[tensor.name] = list(array)
-            joins.append(np.stack)
-        elif tensor.shape[:1] == (1,) and array.shape[1:] == tensor.shape[1:]:
-            split[tensor.name] = [array[index : index + 1] for index in range(len(array))]
-            joins.append(np.concatenate)
-        else:
-            raise ModelError(
-                f"the array {tensor.name} has the shape {list(array.shape)}; the input has {list(tensor.shape)}, and "
-                "several frames stand behind each other along a first axis"
-            )
-    counts = {name: len(frames) for name, frames in split.items()}
-    if len(set(counts.values())) != 1 or 0 in counts.values():
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    split, joins = zip(*(_split(arrays[tensor.name], tensor) for tensor in inputs), strict=True)
+    counts = list(map(len, split))
+    if len(set(counts)) != 1 or 0 in counts:
+        listed = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
         raise ModelError(f"each input needs the same number of frames, at least one; there are {listed}")
-    return [dict(zip(split, frame, strict=True)) for frame in zip(*split.values(), strict=True)], joins[0]
+    return [dict(zip(names, frame, strict=True)) for frame in zip(*split, strict=True)], joins[0]
 
 
-def _only(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0]
+def _split(array: NDArray[Any], tensor: Tensor) -> tuple[Sequence[NDArray[Any]], Join]:
+    """Return the frames of the array of an input, and what joins outputs likewise."""
+    if array.shape == tensor.shape:
+        return [array], lambda outputs: outputs[0]
+    if array.shape[1:] == tensor.shape:
+        return list(array), np.stack
+    if tensor.shape[:1] == (1,) and array.shape[1:] == tensor.shape[1:]:
+        return np.split(array, len(array)) if len(array) else [], np.concatenate
+    raise ModelError(
+        f"the array {tensor.name} has the shape {list(array.shape)}; the input has {list(tensor.shape)}, and several "
+        "frames stand behind each other along a first axis"
+    )

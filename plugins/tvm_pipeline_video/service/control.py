@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from tvm_pipeline import Problem
-from tvm_pipeline.core.problem import is_lexicographic
+from tvm_pipeline.core.problem import checked_objective, is_lexicographic
 from tvm_pipeline.documents import TomlFile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.replanning import timed
-from tvm_pipeline.workflow.steps import checked_objective
 from tvm_pipeline_video.service.settings import Settings
 
 _Control = TypedDict("_Control", {"objective": str, "min-throughput": float, "max-latency": float}, total=False)

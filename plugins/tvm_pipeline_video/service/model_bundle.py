@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from tvm_pipeline import Bundle, Problem, __version__, load, write_bundle
-from tvm_pipeline.errors import BundleError, OptionError
-from tvm_pipeline.files import cache_folder
+from tvm_pipeline.errors import BundleError, OptionError, PlatformError
+from tvm_pipeline.files import cache_folder, read_bytes
 from tvm_pipeline.frontends import EXPORTS, Shapes, parse_shapes
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
@@ -74,7 +74,7 @@ def opened_model(
         picture_input(path.name, model.inputs)  # an error now, and not after minutes of compiling
     of_machine = ("processor", "board", "power mode", "cores")
     here = {key: value for key, value in environment({}).items() if key in of_machine}
-    devices = (settings.platform.read_text() if settings.platform else "", settings.device)
+    devices = (read_bytes(settings.platform, PlatformError) if settings.platform else b"", settings.device)
     key = hashlib.sha256(msgspec.json.encode((model.name, model.digest, __version__, here, devices))).hexdigest()[:32]
     kept = cache_folder() / "bundles" / f"{key}.tar"
     with ExitStack() as stack:

@@ -103,8 +103,8 @@ def _from_relax(model: Model) -> tvm.IRModule:
     if model.params:
         mod = relax.transform.BindParams("main", dict(tvm.runtime.load_param_dict(model.params)))(mod)
     main = mod["main"]
-    inputs = int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs.keys() else None  # noqa: SIM118
-    if unbound := [parameter.name for parameter in main.params[inputs:]] if inputs is not None else []:
+    inputs = main.attrs.get("num_input", len(main.params)) if main.attrs else len(main.params)
+    if unbound := [parameter.name for parameter in main.params[inputs:]]:
         raise ModelError(
             f"{model.name}: the weights {', '.join(unbound[:3])} are parameters of `main`; give them as `params`, so "
             "that they become constants"

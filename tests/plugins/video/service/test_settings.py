@@ -25,14 +25,13 @@ HEAD = """
 | Setting | Takes | Without it | What it is |
 |---|---|---|---|
 """
-WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", "Path": "a file"}
+WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a file"}
 
 
 def takes(kind: Any) -> str:
     """The type of a setting in words."""
     first = get_args(kind)[0] if get_args(kind) else kind
-    word = WORDS.get(first) or WORDS[first.__name__]
-    return f"{word}, several" if get_origin(kind) is list else word
+    return f"{WORDS[first]}, several" if get_origin(kind) is list else WORDS[first]
 
 
 def page() -> str:
