@@ -3,8 +3,9 @@
     python benchmarks/latency.py
 
 For each network: compile, profile, plan and verify as `tvm-pipeline compile` does, which looks for the fewest frames
-inside that keep 99 % of the rate. Then that plan and the same plan with one frame in each worker and one that waits run
-in turns. The columns: frames inside, the ratio of the rates, the latencies of both, and the prediction's error.
+inside that keep 99 % of the rate. Then two plans run alternately: that plan, and the same plan with the usual number of
+frames, which is one in each worker and one that waits for it. The table has the frames inside, the ratio of both rates,
+both latencies under load, and the error of the predicted one.
 """
 
 from __future__ import annotations

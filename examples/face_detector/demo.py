@@ -70,7 +70,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def faces_written(folder: Path, fps: float) -> Iterator[Callable[[Analysed[Frame], object], None]]:
-    """Open faces.mp4 and faces.jsonl, and yield what writes a frame, its faces, and the figures of now to them."""
+    """Open faces.mp4 and faces.jsonl, and yield a function that writes a frame, its faces and the present figures."""
     times_s: deque[float] = deque(maxlen=26)  # when the last frames were written
     with VideoFile(folder / "faces.mp4", fps) as video, JsonLines(folder / "faces.jsonl") as lines:
 
