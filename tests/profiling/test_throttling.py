@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.board_trees import TREES, replace_by_folder, write
+from tests.support.board_trees import TREES, bind_trips, replace_by_folder, write
 from tvm_pipeline import Profile, profile_model
 from tvm_pipeline.profiling.throttling import PERIOD_S, QUIET_S, ThrottleWatch
 from tvm_pipeline.testing import example_backend, example_model, example_problem
@@ -106,16 +106,38 @@ def test_it_reads_no_more_often_than_it_says(tmp_path: Path, hands: Hands) -> No
 def test_a_trip_point_that_is_reached(tmp_path: Path, hands: Hands) -> None:
     root = TREES[TX2].write(tmp_path / "root")
     zone = f"{THERMAL}/thermal_zone2"
-    for number, (kind, temp) in enumerate(
-        (("critical", 101000), ("passive", 95500), ("passive", 97000), ("active", 1))
-    ):
-        write(root, f"{zone}/trip_point_{number}_type", f"{kind}\n")
-        write(root, f"{zone}/trip_point_{number}_temp", f"{temp}\n")
+    slows, fan = ("gpu-throttle-alert",), ("pwm-fan",)
+    bind_trips(
+        root,
+        zone,
+        (
+            ("critical", 101, ()),
+            ("passive", 95.5, slows),
+            ("passive", 97, slows),
+            ("active", 1, fan),
+            ("passive", 2, fan),
+        ),
+    )
     watch = ThrottleWatch(root, hands)
     write(root, f"{zone}/temp", "95400\n")
     assert after(hands, watch, PERIOD_S) == ""
     write(root, f"{zone}/temp", "95500\n")
     assert "GPU-therm is slowed down from 96 °C on; GPU-therm has 95.5 °C" in after(hands, watch, PERIOD_S)
+
+
+@pytest.mark.parametrize("board", TREES)
+@pytest.mark.parametrize("celsius", [40, 72, 99])
+def test_a_jetson_is_throttled_only_from_a_trip_point_that_slows_it_down(
+    tmp_path: Path, hands: Hands, board: str, celsius: int
+) -> None:
+    """At 72 degrees an Orin has passed a passive trip point, to which the alert for hot surfaces alone is bound."""
+    root = TREES[board].write(tmp_path / "root")
+    for number in range(len(TREES[board].zones)):
+        write(root, f"{THERMAL}/thermal_zone{number}/temp", f"{celsius * 1000}\n")
+    if celsius >= 70 and (alerts := [name for name in TREES[board].coolers if name == "hot-surface-alert"]):
+        write(root, f"{cooler(root, alerts[0])}/cur_state", "1\n")
+    watch = ThrottleWatch(root, hands)
+    assert bool(watch.look_now()) == (celsius >= 99 and bool(TREES[board].trips))
 
 
 def test_what_is_no_sign(tmp_path: Path, hands: Hands) -> None:
@@ -124,8 +146,8 @@ def test_what_is_no_sign(tmp_path: Path, hands: Hands) -> None:
     write(root, f"{cooler(root, 'pwm-fan')}/cur_state", "7\n")
     pmic = f"{THERMAL}/thermal_zone3"
     assert (root / pmic / "type").read_text() == "PMIC-Die\n"
-    write(root, f"{pmic}/trip_point_0_type", "passive\n")
-    write(root, f"{pmic}/trip_point_0_temp", "99000\n")
+    slows = ("thermal-cpufreq-0",)
+    bind_trips(root, pmic, [("passive", 99, slows)])
     for number, (name, state) in enumerate(
         (("TCC Offset", 30), ("intel_powerclamp", -1), ("Fan", 1), ("bq25890", 2), ("hot-surface-alert", 1))
     ):
@@ -133,8 +155,7 @@ def test_what_is_no_sign(tmp_path: Path, hands: Hands) -> None:
         write(root, f"{THERMAL}/cooling_device{10 + number}/cur_state", f"{state}\n")
     write(root, f"{THERMAL}/thermal_zone9/type", "x86_pkg_temp\n")
     write(root, f"{THERMAL}/thermal_zone9/temp", "60000\n")
-    write(root, f"{THERMAL}/thermal_zone9/trip_point_0_type", "passive\n")
-    write(root, f"{THERMAL}/thermal_zone9/trip_point_0_temp", "50000\n")
+    bind_trips(root, f"{THERMAL}/thermal_zone9", [("passive", 50, slows)])
     write(root, "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq", "102000\n")
     replace_by_folder(root, f"{THERMAL}/thermal_zone2/temp")
     watch = ThrottleWatch(root, hands)
@@ -177,7 +198,7 @@ def test_an_empty_machine(tmp_path: Path, hands: Hands) -> None:
 def test_a_profile_that_was_measured_while_throttled_says_so(tmp_path: Path) -> None:
     root = TREES[ORIN].write(tmp_path / "root")
     assert not [line for line in _profiled(root).warnings if "throttled" in line]
-    write(root, "sys/class/thermal/cooling_device1/cur_state", "1\n")
+    write(root, f"{cooler(root, 'gpu-throttle-alert')}/cur_state", "1\n")
     [warning] = [line for line in _profiled(root).warnings if "throttled" in line]
     assert warning.startswith(
         "the machine was throttled while net was measured (gpu-throttle-alert is at step 1; tj-thermal has 52.0 °C, "

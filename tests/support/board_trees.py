@@ -15,6 +15,9 @@ CPUS = "sys/devices/system/cpu"
 A57, DENVER2, CARMEL, A78AE, V3AE = 0x411FD073, 0x4E0F0030, 0x4E0F0040, 0x410FD421, 0x410FD830
 
 
+Trip = tuple[str, float, Sequence[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """What a board shows.
@@ -22,6 +25,7 @@ class Tree:
     Attributes:
         cores: MIDR_EL1 of each core.
         policies: the cores of each cpufreq policy.
+        trips: of zones, the kind of each trip point, its temperature in degrees, and the cooling devices bound to it.
         told: what `devices` is to say of the board.
         named: the kinds of its cores.
     """
@@ -41,6 +45,7 @@ class Tree:
     named: str
     mode: int | None = None
     modes: Sequence[str] = ()
+    trips: Mapping[str, Sequence[Trip]] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, root: Path) -> Path:
@@ -75,7 +80,25 @@ class Tree:
             )
         for path, text in {**files, **self.others}.items():
             write(root, path, text)
+        for number, zone in enumerate(self.zones):
+            bind_trips(root, f"sys/class/thermal/thermal_zone{number}", self.trips.get(zone, ()))
         return root
+
+
+def bind_trips(root: Path, zone: str, trips: Sequence[Trip]) -> None:
+    """Write the trip points of a thermal zone, and a link to each cooling device that is bound to one.
+
+    The form is that of Linux, Documentation/driver-api/thermal/sysfs-api.rst: `cdevN` is the link, and
+    `cdevN_trip_point` the number of the trip point.
+    """
+    coolers = {path.read_text().strip(): path.parent for path in root.glob("sys/class/thermal/cooling_device*/type")}
+    bound = [(number, name) for number, (_, _, names) in enumerate(trips) for name in names]
+    for number, (kind, celsius, _) in enumerate(trips):
+        write(root, f"{zone}/trip_point_{number}_type", f"{kind}\n")
+        write(root, f"{zone}/trip_point_{number}_temp", f"{celsius * 1000:.0f}\n")
+    for index, (number, name) in enumerate(bound):
+        write(root, f"{zone}/cdev{index}_trip_point", f"{number}\n")
+        (root / f"{zone}/cdev{index}").symlink_to(Path("..") / coolers[name].name, target_is_directory=True)
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -102,13 +125,23 @@ def release(major: int, revision: str, board: str) -> str:
 
 
 _ORIN_ALERTS = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2")
-_ORIN_COOLERS = (*(f"{name}-throttle-alert" for name in _ORIN_ALERTS), "hot-surface-alert", "pwm-fan")
-# Linux, tegra234-p3737-0000+p3701-0000.dts: `cpu_sw_throttle` and `cpu_sw_shutdown`, and the same for the GPU.
-_ORIN_TRIPS = {
-    f"sys/class/thermal/thermal_zone{zone}/trip_point_{number}_{key}": f"{value}\n"
-    for zone in (0, 1)
-    for number, trip in enumerate(({"type": "critical", "temp": 104500}, {"type": "passive", "temp": 99000}))
-    for key, value in trip.items()
+_ORIN_COOLERS = (
+    "cpufreq-cpu0",
+    "cpufreq-cpu4",
+    "devfreq-17000000.gpu",
+    *(f"{name}-throttle-alert" for name in _ORIN_ALERTS),
+    "hot-surface-alert",
+    "pwm-fan",
+)
+# As measured on an Orin NX with R36.3 (zone `cpu-thermal`, which cooling device is bound to which trip point), and as
+# other public notes of Orins say: 70 degrees switch an alert on for fingers that touch the case, 99 degrees slow down.
+_ORIN_TRIPS: Mapping[str, Sequence[Trip]] = {
+    f"{part}{suffix}": (
+        ("passive", 99, ("cpufreq-cpu0", "cpufreq-cpu4", f"{part.lower()}-throttle-alert", "devfreq-17000000.gpu")),
+        ("critical", 104.5, ()),
+        ("passive", 70, ("hot-surface-alert",)),
+    )
+    for part, suffix in (("cpu", "-thermal"), ("gpu", "-thermal"), ("CPU", "-therm"), ("GPU", "-therm"))
 }
 _CURRENT = {
     "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
@@ -191,7 +224,8 @@ TREES: dict[str, Tree] = {
         coolers=_ORIN_COOLERS,
         mode=0,
         modes=("MAXN", "15W", "30W", "50W"),
-        others={**_CURRENT, **_ORIN_TRIPS},
+        trips=_ORIN_TRIPS,
+        others=_CURRENT,
         told="NVIDIA Jetson AGX Orin 64GB (p3701-0005), L4T 35.3.1 (JetPack 5.1.1), power mode 0 (MAXN)",
         named="12 Cortex-A78AE",
     ),
@@ -210,9 +244,9 @@ TREES: dict[str, Tree] = {
         coolers=_ORIN_COOLERS,
         mode=2,
         modes=("15W", "25W", "MAXN_SUPER", "7W"),
+        trips=_ORIN_TRIPS,
         others={
             **_CURRENT,
-            **_ORIN_TRIPS,
             "etc/nv_boot_control.conf": "TNSPEC 3767-300-0005-S.1-1-1-jetson-orin-nano-devkit-super-\n",
         },
         told="NVIDIA Jetson Orin Nano 8GB (p3767-0005, Super), L4T 36.4.3 (JetPack 6.2), power mode 2 (MAXN_SUPER)",

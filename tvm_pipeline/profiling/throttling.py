@@ -5,7 +5,9 @@ What counts as throttled, from files that need no permission:
 - a cooling device of `/sys/class/thermal` that slows something down is at work (`cur_state` above 0): `cpufreq-*`,
   `devfreq-*` and `Processor` of Linux (Documentation/driver-api/thermal/sysfs-api.rst), `gpu-throttle-alert` and its
   like of Jetsons (Jetson Linux Developer Guide, Platform Power and Performance). Fans are none;
-- a thermal zone is at a trip point of the kind `passive`, from which on Linux slows its devices down;
+- a thermal zone is at a trip point of the kind `passive` to which such a cooling device is bound (`cdevN` and
+  `cdevN_trip_point`). A trip point without one slows nothing down: an Orin has one at 70 degrees that only switches
+  `hot-surface-alert` on;
 - a counter grows: of the hwmon device `soctherm_oc` of Jetsons, for too much current or too little voltage
   (`oc*_irq_cnt` by NVIDIA's driver for TX2 and Xavier, `oc*_event_cnt` by that for Orin and Thor), or
   `thermal_throttle/*_throttle_count` of Intel's cores.
@@ -180,8 +182,13 @@ def _zones(thermal: Path) -> Iterator[_Zone]:
         name = file_text(folder / "type")
         if not name or _UNTRUE.search(name):
             continue
-        trips = [path for path in entries(folder, "trip_point_*_type") if file_text(path) == "passive"]
-        told = [_celsius(path.with_name(path.name.replace("_type", "_temp"))) for path in trips]
+        slowing = {
+            file_text(path)
+            for path in entries(folder, "cdev*_trip_point")
+            if _SLOWS.search(file_text(path.with_name(path.name.removesuffix("_trip_point")) / "type"))
+        }
+        trips = [number for number in slowing if file_text(folder / f"trip_point_{number}_type") == "passive"]
+        told = [_celsius(folder / f"trip_point_{number}_temp") for number in trips]
         yield _Zone(name, folder, tuple(limit for limit in told if limit and name != _SET_BY_USERS))
 
 
