@@ -108,7 +108,7 @@ def _schedule(machine: Machine, part: range, budget: int, deadline: float, most:
     for _ in part:
         following: dict[frozenset[int], _Partial] = {}
         for signature, (done, alive, peak, order) in layer.items():
-            for op in signature:
+            for op in sorted(signature):
                 needed, change = machine.step(done, alive, op)
                 reached = max(peak, needed)
                 if reached > budget:
@@ -116,7 +116,7 @@ def _schedule(machine: Machine, part: range, budget: int, deadline: float, most:
                 then = done | 1 << op
                 released = (o for o in machine.after[op] if o in part and machine.before[o] & ~then == 0)
                 key = signature - {op} | set(released)
-                if key not in following or reached < following[key][2]:
+                if key not in following or reached <= following[key][2]:  # line 21: the last of equals stays
                     following[key] = (then, alive + change, reached, (op, order))
             if len(following) > most or time.monotonic() >= deadline:
                 return "timeout"
