@@ -2,8 +2,8 @@
 
 The service is part of the package jetson-stats, which is not ours and never needed. It sums rails up by itself.
 
-Source: the modules jtop.jtop and jtop.core.power of jetson_stats (`power["tot"]["power"]` in milliwatts, since
-version 4).
+Source: the modules jtop.jtop and jtop.core.power of jetson_stats (`power["tot"]["power"]` in milliwatts, in versions 4
+to 7). The total counts a rail that supplies another one twice, as `VDDQ_VDD2_1V8AO` of an AGX Orin.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Jtop(PowerSensor):
 
     name = "jtop"
     covers = "the board, as jtop sums its rails up"
-    period_s = 0.5  # of the service, if no other client asked for another one
+    period_s = 1.0  # what a client asks the service for by default
     scope = "board"
 
     def __init__(self, client: Callable[[], Any]) -> None:
@@ -76,7 +76,7 @@ def jtop_sensors(root: Path) -> Found:
     try:
         module = importlib.import_module("jtop")
     except ImportError as error:
-        return Found([], {"jtop": f"its service runs, but {error}; `pip install jetson-stats` in this environment"})
+        return Found([], {"jtop": f"its service runs, but {error}; `pip install 'tvm-pipeline[jetson]'`"})
     try:
         return Found([Jtop(module.jtop)], {})
     except PowerError as error:

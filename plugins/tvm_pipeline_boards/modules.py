@@ -2,6 +2,7 @@
 
 Part numbers: "Jetson Module EEPROM Layout" of the Jetson Linux Developer Guide (R32.7.5, R34.1), `MODULE_NAME_TABLE` of
 jetson_stats (`jtop.core.jetson_variables`), and for Thor meta-tegra (`p3834-0008` is T5000, `p3834-0000` is T4000).
+`p3509-0000` is left out, which that table calls TX2 NX: a Xavier NX names it, too, as its carrier board.
 Cores and memory: NVIDIA's data sheets of the modules (DA-09366-001 Xavier NX, and
 https://developer.nvidia.com/embedded/jetson-modules). CUDA: https://developer.nvidia.com/cuda-gpus.
 All memory of a module is shared by its CPU and its GPU.
@@ -64,8 +65,9 @@ MODULES: tuple[Module, ...] = (
     Module("TX2 NX", ("p3636-0001",), _TX2, _DENVER_AND_A57, _SM62, 4 * GIB),
     Module("Xavier NX", ("p3668-0000", "p3668-0001"), _XAVIER, ((_CARMEL, 6),), _SM72, 8 * GIB),
     Module("Xavier NX 16GB", ("p3668-0003",), _XAVIER, ((_CARMEL, 6),), _SM72, 16 * GIB),
+    Module("AGX Xavier 8GB", ("p2888-0006",), _XAVIER, ((_CARMEL, 6),), _SM72, 8 * GIB),
     Module("AGX Xavier 16GB", ("p2888-0001",), _XAVIER, ((_CARMEL, 8),), _SM72, 16 * GIB),
-    Module("AGX Xavier", ("p2888-0004",), _XAVIER, ((_CARMEL, 8),), _SM72, 32 * GIB),
+    Module("AGX Xavier", ("p2888-0004", "p2888-0003"), _XAVIER, ((_CARMEL, 8),), _SM72, 32 * GIB),
     Module("AGX Xavier Industrial", ("p2888-0008",), _XAVIER, ((_CARMEL, 8),), _SM72, 32 * GIB),
     Module("AGX Xavier 64GB", ("p2888-0005",), _XAVIER, ((_CARMEL, 8),), _SM72, 64 * GIB),
     Module("Orin Nano 4GB", ("p3767-0004",), _ORIN, ((_A78AE, 6),), _SM87, 4 * GIB),
@@ -76,6 +78,7 @@ MODULES: tuple[Module, ...] = (
     Module("AGX Orin 32GB", ("p3701-0004",), _ORIN, ((_A78AE, 8),), _SM87, 32 * GIB),
     Module("AGX Orin 64GB", ("p3701-0005",), _ORIN, ((_A78AE, 12),), _SM87, 64 * GIB),
     Module("AGX Orin Industrial", ("p3701-0008",), _ORIN, ((_A78AE, 12),), _SM87, 64 * GIB),
+    Module("IGX Orin Developer Kit", ("p3701-0002",), _ORIN, ((_A78AE, 12),), _SM87, 64 * GIB),
     Module("T4000", ("p3834-0000",), _THOR, ((_V3AE, 12),), _SM110, 64 * GIB),
     Module("T5000", ("p3834-0008",), _THOR, ((_V3AE, 14),), _SM110, 128 * GIB),
 )

@@ -16,7 +16,7 @@ from tvm_pipeline.power import chosen_sensor
 
 
 class Client:
-    """What jetson_stats 4 documents of its class `jtop`; the package itself is not here."""
+    """What jetson_stats 4 to 7 document of its class `jtop`; the package itself is not here."""
 
     power: ClassVar[dict[str, Any]] = {"rail": {}, "tot": {"power": 5210, "avg": 5100}}
     is_alive = True
@@ -52,6 +52,7 @@ def test_the_total_is_read_in_milliwatts(service: Path, monkeypatch: pytest.Monk
     sensor = chosen_sensor(surveyed(service))
     assert sensor is not None
     assert (sensor.name, sensor.scope, Client.opened) == ("jtop", "board", 0)
+    assert sensor.period_s == 1.0  # `jtop(interval=1.0)`: to read more often gives each value twice
     first, second = sensor.read()[-1], sensor.read()[-1]
     assert second.energy_j == pytest.approx(5.21 * (second.time_s - first.time_s))
     assert Client.opened == 1
@@ -83,4 +84,4 @@ def test_rails_are_read_without_it(service: Path) -> None:
 
 def test_its_package_may_be_missing(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jtop", None)
-    assert "pip install jetson-stats" in surveyed(service).obstacles["jtop"]
+    assert "pip install 'tvm-pipeline[jetson]'" in surveyed(service).obstacles["jtop"]

@@ -32,7 +32,7 @@ def test_the_target_is_what_the_gpu_itself_would_get(module: Module) -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| (TX|Nano|Xavier|AGX|Orin|T\d)", line)]
+    rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| (TX|Nano|Xavier|AGX|IGX|Orin|T\d)", line)]
     assert rows == [
         f"| {module.name} | {', '.join(module.parts)} | {module.cores} | `{module.target}` | "
         f"{module.memory_bytes // 2**30} GiB |"
