@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import platform
 import re
+import signal
+import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-from ai_edge_litert.interpreter import Delegate, load_delegate
+from typing import TYPE_CHECKING, Any
 
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.processes import status_of_copy
+
+if TYPE_CHECKING:
+    from ai_edge_litert.interpreter import Delegate
 
 LIBRARY = "libedgetpu.so.1"
+BUILDS = "https://github.com/feranick/libedgetpu/releases"
+TRIAL_S = 60.0  # for a first use, which loads the firmware
 # Vendor and product before the first use, which loads the firmware, and after it.
 _USB_IDS = {("1a6e", "089a"), ("18d1", "9302")}
 
@@ -38,6 +48,22 @@ def edge_tpus(usb: Path = Path("/sys/bus/usb/devices"), dev: Path = Path("/dev")
     return [f"{kind}:{index}" for kind, count in Counter(kinds).items() for index in range(count)]
 
 
+def tflite() -> Any:
+    """Return the module `ai_edge_litert.interpreter`.
+
+    Raises:
+        PlatformError: this system cannot load it. Its wheels 2.1.4 to 2.3.0 for aarch64 need glibc 2.34 (`readelf -V`),
+            whatever their tags say; JetPack 5 and Debian 11 have 2.31.
+    """
+    try:
+        return importlib.import_module("ai_edge_litert.interpreter")
+    except ImportError as error:
+        raise PlatformError(
+            f"TFLite cannot be loaded: {' '.join(str(error).split())}; the system has {' '.join(platform.libc_ver())}. "
+            "Where glibc is older than 2.34, run `pip install ai-edge-litert==2.1.0`"
+        ) from error
+
+
 def load(address: str) -> Delegate:
     """Return the delegate of one Edge TPU; it opens the device, and closes it when the delegate is collected.
 
@@ -55,19 +81,61 @@ def load(address: str) -> Delegate:
         _ = ctypes.CDLL(LIBRARY).tflite_plugin_create_delegate
     except (OSError, AttributeError) as error:
         raise PlatformError(
-            f"{where}: the library {LIBRARY} cannot be loaded ({error}); install Google's package libedgetpu1-std, see "
-            "https://coral.ai/docs/accelerator/get-started, or name its folder in LD_LIBRARY_PATH"
+            f"{where}: the library {LIBRARY} cannot be loaded ({error}); install the package libedgetpu1-std of "
+            f"{BUILDS}, or name the library's folder in LD_LIBRARY_PATH"
         ) from error
     try:
         if pycoral := _pycoral():
             return pycoral.load_edgetpu_delegate({"device": address})
-        return load_delegate(LIBRARY, {"device": address})
+        return tflite().load_delegate(LIBRARY, {"device": address})
     except ValueError as error:
         there = ", ".join(edge_tpus()) or "none"
         raise PlatformError(
             f"{where}: {LIBRARY} cannot open it ({' '.join(str(error).split())}); plugged in: {there}; plug it in, "
             "name one that is there, or let this user open it (the groups plugdev for USB, apex for PCIe)"
         ) from error
+
+
+_trial = threading.Lock()
+_works = threading.Event()  # libedgetpu has run in a copy of this process
+
+
+def check_library(use: Callable[[], object], address: str) -> None:
+    """Let a copy of this process use libedgetpu before this process does so for the first time.
+
+    TFLite receives the struct TfLiteRegistration by value from a delegate that takes operators. The struct has three
+    more fields today than in TensorFlow 2.5, with which Google built its libedgetpu 16.0, so that this library ends
+    the process. The delegate takes operators `edgetpu-custom-op` alone (tflite/edgetpu_delegate_for_custom_op.cc of
+    google-coral/libedgetpu). To create a delegate or to run another model would therefore show nothing.
+
+    Args:
+        use: runs a model that edgetpu_compiler made. What it raises is left to the caller's own use.
+        address: of the Edge TPU, for the error.
+
+    Raises:
+        PlatformError: the copy ended or hung.
+    """
+    with _trial:  # two copies would meet at one device
+        if _works.is_set():
+            return
+        status = status_of_copy(use, TRIAL_S)
+        if status == 0:
+            _works.set()
+            return
+    how = f"hung for {TRIAL_S:.0f} s" if status is None else f"ended by {signal.Signals(-status).name}"
+    raise PlatformError(
+        f"Edge TPU {address or '(any)'}: a copy of this process that used {LIBRARY}{_library_version()} {how}. The "
+        f"library must fit ai-edge-litert {version('ai-edge-litert')}; Google's libedgetpu1-std 16.0 of 2021 does not. "
+        f"Install the newest one of {BUILDS}"
+    )
+
+
+def _library_version() -> str:
+    with suppress(OSError, AttributeError):
+        tell = ctypes.CDLL(LIBRARY).edgetpu_version
+        tell.restype = ctypes.c_char_p
+        return f" ({tell().decode(errors='replace')})"
+    return ""
 
 
 def check_address(address: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline_edgetpu.delegate import check_library, load, tflite
 
 # These addresses are of no device: TFLite's own kernels, as a stand-in for an Edge TPU, and in their own right.
 CPU, ENGINE = "cpu", "tflite"
@@ -31,17 +32,18 @@ def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> An
 
     Raises:
         ModelError: TFLite cannot run the file, with its reason.
-        PlatformError: the Edge TPU cannot be used.
+        PlatformError: the Edge TPU cannot be used, or libedgetpu does not fit the installed TFLite.
     """
-    from ai_edge_litert.interpreter import Interpreter
-
-    delegates = []
     if address != CPU:
-        from tvm_pipeline_edgetpu.delegate import load
+        check_library(lambda: _make(content, address, threads).invoke(), address)
+    return _make(content, address, threads)
 
-        delegates.append(load(address))
+
+def _make(content: bytes, address: str, threads: int) -> Any:
+    interpreter_of = tflite().Interpreter
+    delegates = [] if address == CPU else [load(address)]
     try:
-        interpreter = Interpreter(model_content=content, num_threads=threads, experimental_delegates=delegates)
+        interpreter = interpreter_of(model_content=content, num_threads=threads, experimental_delegates=delegates)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ModelError(f"TFLite cannot run a stage on {address}: {error}") from error
@@ -50,11 +52,10 @@ def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> An
 
 def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return every tensor, by name, that TFLite's CPU kernels compute from the inputs of a .tflite."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    module = tflite()
+    plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     try:
-        interpreter = Interpreter(
+        interpreter = module.Interpreter(
             model_content=content, experimental_preserve_all_tensors=True, experimental_op_resolver_type=plain
         )
         interpreter.allocate_tensors()

@@ -18,6 +18,7 @@ from ai_edge_litert import schema_py_generated as schema
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.tflite_resizing import packed
 from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak
+from tvm_pipeline_edgetpu.delegate import tflite
 from tvm_pipeline_edgetpu.model import indices
 
 # A running pipeline waits for the stages to be cut; nearly all orders are proven in a fraction of this.
@@ -157,11 +158,10 @@ def _computed(subgraph: Any) -> set[int]:
 
 def _spans(content: bytes) -> list[tuple[int, int]]:
     """Return address and bytes of every tensor, those of the file first; no bytes where it is not allocated yet."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    module = tflite()
+    plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     try:
-        interpreter = Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=plain)
+        interpreter = module.Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=plain)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ModelError(f"TFLite cannot allocate the tensors of a stage: {error}") from error

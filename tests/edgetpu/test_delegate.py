@@ -104,7 +104,7 @@ def test_without_the_library(tmp_path):
     code = "print(absence('usb:0'))"
     told, errors = in_a_process(code, LD_LIBRARY_PATH=str(tmp_path))
     assert told.startswith("Edge TPU usb:0: the library libedgetpu.so.1 cannot be loaded (libedgetpu.so.1: ")
-    assert "libedgetpu1-std" in told
+    assert "libedgetpu1-std of https://github.com/feranick/libedgetpu" in told
     assert len(told.splitlines()) == 1
     assert errors == ""  # TFLite's own loader leaves an AttributeError behind
 
@@ -121,6 +121,58 @@ def test_the_library_is_found_on_the_library_path():
     told, errors = in_a_process("print(absence('pci:0'), absence('usb'))", **environment)
     assert told.startswith("None Edge TPU usb: ")
     assert errors == ""
+
+
+def test_a_tflite_that_this_system_cannot_load(tmp_path):
+    """As ai-edge-litert 2.3.0 on JetPack 5, whose wheel pip installs although it needs a newer glibc."""
+    folder = tmp_path / "ai_edge_litert"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "interpreter.py").write_text(
+        'raise ImportError("/lib/aarch64-linux-gnu/libc.so.6: version `GLIBC_2.34\' not found (required by a.so)")'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "tvm_pipeline_command", "devices"]
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert listed.returncode == 0, listed.stderr
+    assert "error" not in listed.stderr
+    code = """
+from tvm_pipeline_edgetpu.interpreter import make_interpreter
+try:
+    make_interpreter(b"")
+except PlatformError as error:
+    print(error)
+"""
+    told, _ = in_a_process(code, PYTHONPATH=str(tmp_path))
+    assert told.startswith("TFLite cannot be loaded: /lib/aarch64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found")
+    assert told.endswith(". Where glibc is older than 2.34, run `pip install ai-edge-litert==2.1.0`\n")
+
+
+USE = """
+from tvm_pipeline_edgetpu.interpreter import make_interpreter
+from tests.edgetpu.networks import random_network
+for _ in range(2):
+    try:
+        make_interpreter(random_network(1), "usb:0").invoke()
+        print("ran")
+    except PlatformError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("layout", ["TF_2_5", "TODAY"])
+def test_a_library_of_another_tensorflow_ends_no_process(layout):
+    """Both layouts of TfLiteRegistration: that of TensorFlow 2.5 ends a process whose delegate takes an operator."""
+    environment = {"LD_LIBRARY_PATH": str(libedgetpu("KERNEL", layout).parent), "FAKE_EDGETPUS": "usb:0"}
+    told, _ = in_a_process(USE, **environment)
+    if layout == "TODAY":
+        assert told == "ran\nran\n"
+        return
+    first, second = told.splitlines()  # it is tried again, since somebody may install another library
+    assert first == second
+    assert "Edge TPU usb:0: a copy of this process that used libedgetpu.so.1 (BuildLabel(FAKE), RuntimeVer" in first
+    assert "ended by SIG" in first
+    assert first.endswith("Install the newest one of https://github.com/feranick/libedgetpu/releases")
 
 
 PYCORAL = """

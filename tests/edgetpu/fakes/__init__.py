@@ -22,17 +22,22 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="fake-libedgetpu-")
 
 
 @cache
-def libedgetpu() -> Path:
-    """Return the fake library, built once; skips the test where there is no C compiler."""
+def libedgetpu(*defines: str) -> Path:
+    """Return the fake library, built once for these names, which libedgetpu.c explains.
+
+    The test is skipped where there is no C compiler.
+    """
     needs("C compiler")
     compiler = shutil.which("cc") or str(shutil.which("gcc"))
-    library = Path(_FOLDER.name) / "libedgetpu.so.1"
+    library = Path(_FOLDER.name) / "-".join(("built", *defines)) / "libedgetpu.so.1"
+    library.parent.mkdir()
     command = [
         compiler,
         "-shared",
         "-fPIC",
         "-O1",
         "-Wl,-soname,libedgetpu.so.1",
+        *(f"-D{name}" for name in defines),
         "-o",
         library,
         _HERE / "libedgetpu.c",
