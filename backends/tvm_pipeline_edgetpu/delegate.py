@@ -16,9 +16,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.processes import status_of_copy
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 LIBRARY = "libedgetpu.so.1"
 BUILDS = "https://github.com/feranick/libedgetpu/releases"
 TRIAL_S = 60.0  # for a first use, which loads the firmware
+USB = Path("/sys/bus/usb/devices")
 # Vendor and product before the first use, which loads the firmware, and after it.
-_USB_IDS = {("1a6e", "089a"), ("18d1", "9302")}
+_COLD, _WARM = ("1a6e", "089a"), ("18d1", "9302")
 
 
-def edge_tpus(usb: Path = Path("/sys/bus/usb/devices"), dev: Path = Path("/dev")) -> list[str]:
+def edge_tpus(usb: Path = USB, dev: Path = Path("/dev")) -> list[str]:
     """Return the addresses of the Edge TPUs that are plugged in: `usb:0`, `usb:1`, `pci:0`.
 
     If pycoral is installed, it lists them. Otherwise they are found in the kernel's list of USB devices (the folder
@@ -42,10 +44,13 @@ def edge_tpus(usb: Path = Path("/sys/bus/usb/devices"), dev: Path = Path("/dev")
     if pycoral := _pycoral():
         kinds = [device["type"] for device in pycoral.list_edge_tpus()]
     else:
-        devices = usb.iterdir() if usb.is_dir() else ()
-        kinds = ["usb" for device in devices if (_line(device / "idVendor"), _line(device / "idProduct")) in _USB_IDS]
+        kinds = ["usb" for numbers in _usb_numbers(usb) if numbers in (_COLD, _WARM)]
         kinds += ["pci" for device in dev.glob("apex_*") if re.fullmatch(r"apex_\d+", device.name)]
     return [f"{kind}:{index}" for kind, count in Counter(kinds).items() for index in range(count)]
+
+
+_opening = threading.Lock()  # an address means another stick while one loads its firmware
+_sticks: dict[str, str] = {}  # the path of the stick that each address had when it was first opened
 
 
 def tflite() -> Any:
@@ -85,9 +90,11 @@ def load(address: str) -> Delegate:
             f"{BUILDS}, or name the library's folder in LD_LIBRARY_PATH"
         ) from error
     try:
-        if pycoral := _pycoral():
-            return pycoral.load_edgetpu_delegate({"device": address})
-        return tflite().load_delegate(LIBRARY, {"device": address})
+        pycoral = _pycoral()
+        delegate_of = pycoral.load_edgetpu_delegate if pycoral else partial(tflite().load_delegate, LIBRARY)
+        with _opening:
+            _load_firmware(delegate_of)
+            return delegate_of({"device": _now(address)})
     except ValueError as error:
         there = ", ".join(edge_tpus()) or "none"
         raise PlatformError(
@@ -161,6 +168,61 @@ def _pycoral() -> Any | None:
         return importlib.import_module("pycoral.utils.edgetpu")
     except ImportError:
         return None
+
+
+def _load_firmware(delegate_of: Callable[[dict[str, str]], object]) -> None:
+    """Open each stick once that still has its boot loader, which loads the firmware.
+
+    libedgetpu lists such sticks before all others (driver/beagle/beagle_usb_driver_provider.cc, Enumerate). To open
+    `usb:0` would make another stick `usb:0`: of two cold ones, both addresses would reach the second in turn, and one
+    process may open a stick twice without an error.
+    """
+    for _ in range(_usb_numbers(USB).count(_COLD)):
+        if _COLD not in _usb_numbers(USB):
+            return
+        with suppress(ValueError):  # whoever may not open it is told so when the stick itself is opened
+            delegate_of({"device": "usb:0"})
+
+
+def _now(address: str) -> str:
+    """Return the present address of the stick that had this address first; a stick that came back may have another one.
+
+    libedgetpu numbers sticks in the order of the bus. Their paths, which name the ports, stay.
+    """
+    kind, _, index = address.partition(":")
+    paths = _usb_paths() if kind == "usb" and index else []
+    if int(index or 0) >= len(paths):
+        return address
+    path = _sticks.setdefault(address, paths[int(index)])
+    return f"usb:{paths.index(path)}" if path in paths else address
+
+
+class _Listed(ctypes.Structure):  # struct edgetpu_device of tflite/public/edgetpu_c.h
+    _fields_: ClassVar = [("type", ctypes.c_int), ("path", ctypes.c_char_p)]
+
+
+_USB_TYPE = 1
+
+
+def _usb_paths() -> list[str]:
+    """Return the paths of the sticks in libedgetpu's order; nothing where the library has no such list."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        library.edgetpu_list_devices.restype = ctypes.POINTER(_Listed)
+        library.edgetpu_free_devices.argtypes = [ctypes.POINTER(_Listed)]
+    except (OSError, AttributeError):
+        return []
+    count = ctypes.c_size_t()
+    listed = library.edgetpu_list_devices(ctypes.byref(count))
+    found = [listed[index].path.decode() for index in range(count.value) if listed[index].type == _USB_TYPE]
+    library.edgetpu_free_devices(listed)
+    return found
+
+
+def _usb_numbers(usb: Path) -> list[tuple[str, str]]:
+    """Return vendor and product of what is plugged in."""
+    devices = usb.iterdir() if usb.is_dir() else ()
+    return [(_line(device / "idVendor"), _line(device / "idProduct")) for device in devices]
 
 
 def _line(path: Path) -> str:

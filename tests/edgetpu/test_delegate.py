@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from ai_edge_litert.interpreter import Interpreter
 from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu
 from tests.edgetpu.networks import random_feeds, random_network, run
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline_edgetpu import delegate
 from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load
 from tvm_pipeline_edgetpu.model import read_model
 
@@ -89,6 +92,52 @@ def test_a_device_unplugged_between_two_uses(devices):
     load("usb:0")
     devices("")
     assert "cannot open it" in absence("usb:0")
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """Plug sticks in, cold ones with their boot loader; return the names of those that are opened from then on."""
+    preload_libedgetpu()
+    usb = tmp_path / "usb"
+    monkeypatch.setattr(delegate, "USB", usb)
+    monkeypatch.setattr(delegate, "_sticks", {})
+    monkeypatch.setenv("FAKE_EDGETPU_USB", str(usb))
+
+    def plug(**cold: bool) -> Callable[[], list[str]]:
+        shutil.rmtree(usb, ignore_errors=True)
+        for number, (name, is_cold) in enumerate(cold.items()):
+            usb_device(usb, name, *(("1a6e", "089a") if is_cold else ("18d1", "9302")))
+            (usb / name / "devnum").write_text(f"{number + 3}\n")
+        return lambda: (usb / "opened").read_text().split()
+
+    return plug
+
+
+@pytest.mark.parametrize("cycle", range(5))
+@pytest.mark.parametrize(("left", "right"), [(True, True), (True, False), (False, True), (False, False)])
+def test_two_addresses_are_two_sticks_whichever_is_cold(desk, cycle, left, right):
+    """20 power cycles. An open stick has other numbers, so each address meant the other stick at the next use."""
+    opened = desk(left=left, right=right)
+    assert [absence("usb:0"), absence("usb:1")] == [None, None]  # as `settle` does
+    for address in ("usb:0", "usb:1"):
+        load(address)
+    looked_at, used = opened()[-4:-2], opened()[-2:]
+    assert sorted(used) == ["left", "right"]
+    assert used == looked_at
+
+
+@pytest.mark.parametrize("gone", ["left", "right"])
+def test_a_stick_that_came_back_keeps_its_address(desk, tmp_path, gone):
+    """It comes back with its boot loader and as the last one on the bus. The other stick is held meanwhile."""
+    opened = desk(left=True, right=True)
+    held = {address: load(address) for address in ("usb:0", "usb:1")}
+    sticks = dict(zip(held, opened()[-2:], strict=True))
+    [address] = [address for address, stick in sticks.items() if stick == gone]
+    del held[address]
+    for name, text in (("idVendor", "1a6e"), ("idProduct", "089a"), ("devnum", "9")):
+        (tmp_path / "usb" / gone / name).write_text(f"{text}\n")
+    load(address)
+    assert opened()[-1] == gone
 
 
 def in_a_process(code, **environment):

@@ -3,10 +3,16 @@
  * tflite/edgetpu_delegate_for_custom_op_tflite_plugin.cc of google-coral/libedgetpu reads them; unlike it, it says why
  * it gives no delegate.
  *
+ * FAKE_EDGETPU_USB, a folder in the form of /sys/bus/usb/devices, takes its place for sticks, and the file `opened` in it gets
+ * the name of each stick that is opened. As in the real library, sticks with their boot loader come before the others
+ * (driver/beagle/beagle_usb_driver_provider.cc, Enumerate), and to open one of them loads its firmware, after which the
+ * stick has other numbers and a new address on the bus.
+ *
  * With KERNEL, the delegate takes the first operator, as the real one takes each `edgetpu-custom-op`
  * (tflite/edgetpu_delegate_for_custom_op.cc), with a kernel that computes nothing. With TF_2_5, it does so in the layout of
  * TensorFlow 2.5, with which Google built its libedgetpu 16.0 of 2021 (workspace.bzl): TFLite receives the struct by value. */
 
+#include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,11 +89,81 @@ static int is_listed(const char* address) {
   return found;
 }
 
+typedef struct { char name[64]; int is_cold, address; } Stick;
+
+static void line(char* text, size_t size, const char* stick, const char* key, const char* written) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s/%s", getenv("FAKE_EDGETPU_USB"), stick, key);
+  FILE* file = fopen(path, written ? "w" : "r");
+  if (!written) text[0] = 0;
+  if (!file) return;
+  if (written) fprintf(file, "%s\n", written);
+  else if (fgets(text, size, file)) text[strcspn(text, "\n")] = 0;
+  fclose(file);
+}
+
+static int before(const void* a, const void* b) {
+  const Stick *left = a, *right = b;
+  return left->is_cold != right->is_cold ? right->is_cold - left->is_cold : left->address - right->address;
+}
+
+static int list_sticks(Stick* sticks, int most) {
+  DIR* folder = opendir(getenv("FAKE_EDGETPU_USB"));
+  int count = 0;
+  for (struct dirent* entry; folder && count < most && (entry = readdir(folder));) {
+    char vendor[16], address[16];
+    line(vendor, sizeof vendor, entry->d_name, "idVendor", NULL);
+    line(address, sizeof address, entry->d_name, "devnum", NULL);
+    if (strcmp(vendor, "1a6e") && strcmp(vendor, "18d1")) continue;
+    snprintf(sticks[count].name, sizeof sticks[count].name, "%s", entry->d_name);
+    sticks[count].is_cold = !strcmp(vendor, "1a6e");
+    sticks[count++].address = atoi(address);
+  }
+  if (folder) closedir(folder);
+  qsort(sticks, count, sizeof *sticks, before);
+  return count;
+}
+
+static int open_stick(int index) {
+  Stick sticks[8];
+  int count = list_sticks(sticks, 8), highest = 0;
+  if (index >= count) return 0;
+  for (int i = 0; i < count; ++i)
+    if (sticks[i].address > highest) highest = sticks[i].address;
+  if (sticks[index].is_cold) {
+    char address[16];
+    snprintf(address, sizeof address, "%d", highest + 1);
+    line(NULL, 0, sticks[index].name, "idVendor", "18d1");
+    line(NULL, 0, sticks[index].name, "idProduct", "9302");
+    line(NULL, 0, sticks[index].name, "devnum", address);
+  }
+  char path[4096];
+  snprintf(path, sizeof path, "%s/opened", getenv("FAKE_EDGETPU_USB"));
+  FILE* file = fopen(path, "a");
+  fprintf(file, "%s\n", sticks[index].name);
+  fclose(file);
+  return 1;
+}
+
+/* tflite/public/edgetpu_c.h */
+struct edgetpu_device { int type; const char* path; };
+
+struct edgetpu_device* edgetpu_list_devices(size_t* count) {
+  static struct edgetpu_device listed[8]; /* one thread asks */
+  static Stick sticks[8];
+  *count = getenv("FAKE_EDGETPU_USB") ? list_sticks(sticks, 8) : 0;
+  for (size_t i = 0; i < *count; ++i) listed[i] = (struct edgetpu_device){1 /* EDGETPU_APEX_USB */, sticks[i].name};
+  return listed;
+}
+
+void edgetpu_free_devices(struct edgetpu_device* devices) {}
+
 Delegate* tflite_plugin_create_delegate(char** keys, char** values, size_t count, void (*report_error)(const char*)) {
   const char* address = "";
   for (size_t i = 0; i < count; ++i)
     if (!strcmp(keys[i], "device")) address = values[i];
-  if (!is_listed(address)) {
+  int is_there = getenv("FAKE_EDGETPU_USB") && !strncmp(address, "usb:", 4) ? open_stick(atoi(address + 4)) : is_listed(address);
+  if (!is_there) {
     char message[128];
     snprintf(message, sizeof message, "the fake libedgetpu has no device '%.60s'", address);
     report_error(message);
