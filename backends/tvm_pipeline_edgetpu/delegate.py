@@ -1,7 +1,8 @@
 """Find the Edge TPUs that are plugged in, and load the delegate through which TFLite runs on one of them.
 
 Google's library libedgetpu reaches the device; no package registry has it. Google's pycoral is used if it is installed,
-but nothing here needs it (the package called pycoral on PyPI is another one). Nothing falls back to the CPU silently:
+but nothing here needs it (the package called pycoral on PyPI is another one; that of github.com/feranick/pycoral is for
+today's Python). Nothing falls back to the CPU silently:
 a caller that prefers the CPU calls `absence` and reports the reason. Next: `interpreter.py`.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import platform
 import re
 import signal
@@ -26,6 +28,8 @@ from tvm_pipeline.processes import status_of_copy
 
 if TYPE_CHECKING:
     from ai_edge_litert.interpreter import Delegate
+
+_log = logging.getLogger(__name__)
 
 LIBRARY = "libedgetpu.so.1"
 BUILDS = "https://github.com/feranick/libedgetpu/releases"
@@ -163,10 +167,16 @@ def absence(address: str) -> str | None:
 
 
 def _pycoral() -> Any | None:
-    """Return Google's `pycoral.utils.edgetpu`; None where it, or a library that it needs, is not installed."""
+    """Return Google's `pycoral.utils.edgetpu`; None where it is not installed, or cannot be loaded, which is logged."""
     try:
         return importlib.import_module("pycoral.utils.edgetpu")
-    except ImportError:
+    except ImportError as error:
+        if error.name not in ("pycoral", "pycoral.utils", "pycoral.utils.edgetpu"):
+            _log.warning(
+                "pycoral is left out, since it cannot be loaded (%s): ai-edge-litert opens the Edge TPUs. Google's wheels "
+                "of pycoral end with Python 3.9; https://github.com/feranick/pycoral has newer ones",
+                " ".join(str(error).split()),
+            )
         return None
 
 

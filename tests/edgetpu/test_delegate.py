@@ -247,6 +247,22 @@ def test_pycoral_is_asked_where_it_is_installed(tmp_path):
     assert "plugged in: pci:0, usb:0" in missing
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["import tflite_runtime_of_2021", 'raise ImportError("generic_type: InterpreterWrapper is already registered")'],
+)
+def test_a_pycoral_that_cannot_be_loaded_is_named(tmp_path, text):
+    """Its wheels need tflite_runtime 2.5, which is not there, or clashes with ai-edge-litert."""
+    folder = tmp_path / "pycoral" / "utils"
+    folder.mkdir(parents=True)
+    (folder / "edgetpu.py").write_text(text)
+    code = "from pathlib import Path\nprint(edge_tpus(Path('/no'), Path('/no')))"
+    told, errors = in_a_process(code, PYTHONPATH=str(tmp_path))
+    assert told == "[]\n"
+    assert errors.startswith("pycoral is left out, since it cannot be loaded (")
+    assert "https://github.com/feranick/pycoral" in errors
+
+
 def test_the_other_package_called_pycoral_is_none(tmp_path):
     (tmp_path / "pycoral").mkdir()
     (tmp_path / "pycoral" / "__init__.py").write_text("")
