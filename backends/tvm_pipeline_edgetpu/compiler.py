@@ -32,6 +32,7 @@ _NAME = "edgetpu_compiler"
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # The program keeps its time limit itself and reports it. Only if it does not, it is killed this much later.
 _GRACE_S = 2.0
+_VERSION_WITH_OPTIONS = 16
 _VERSION_S = 30.0
 _TAIL_LINES = 12
 
@@ -130,7 +131,7 @@ def compile_parts(
                     _log.warning("%s is damaged and is made anew", folder / name)
                     shutil.rmtree(folder)
                 _log.info(f"compiling {', '.join(names)} with {_NAME} {version}")
-                made = _compile(program, parts, names, timeout_s)
+                made = _compile(program, version, parts, names, timeout_s)
                 with files.replacing(folder) as temporary:
                     temporary.mkdir(parents=True)
                     for index, (content, text) in enumerate(made):
@@ -145,8 +146,14 @@ def _cached(folder: Path, index: int) -> tuple[bytes, Report]:
     return content, parse_report(files.read_bytes(folder / f"{index}.txt", ModelError).decode())
 
 
-def _compile(program: Path, parts: Sequence[bytes], names: Sequence[str], timeout_s: float) -> list[tuple[bytes, str]]:
-    """Return the compiled files, each with what the program printed and logged about it."""
+def _compile(
+    program: Path, version: str, parts: Sequence[bytes], names: Sequence[str], timeout_s: float
+) -> list[tuple[bytes, str]]:
+    """Return the compiled files, each with what the program printed and logged about it.
+
+    Version 16 searches for the operator before which it can compile a part, as libcoral's partitioner has it do
+    (coral/tools/partitioner/profiling_based_partitioner.cc). Earlier versions have neither option; `_run` limits them.
+    """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-edgetpu-") as name:
         folder = Path(name)
         inputs = [folder / f"part{index}.tflite" for index in range(len(parts))]
@@ -154,7 +161,9 @@ def _compile(program: Path, parts: Sequence[bytes], names: Sequence[str], timeou
         for path, part in zip(inputs, parts, strict=True):
             path.write_bytes(part)
         limit_s = max(1, math.ceil(timeout_s))
-        command = [program, "--out_dir", folder, "--timeout_sec", limit_s, *inputs]
+        has_options = int(version.partition(".")[0]) >= _VERSION_WITH_OPTIONS
+        options = ["--timeout_sec", limit_s, "--search_delegate"] if has_options else []
+        command = [program, "--out_dir", folder, *options, *inputs]
         code, output = _run([str(word) for word in command], timeout_s + _GRACE_S)
         left_out = [name for name, path in zip(names, outputs, strict=True) if not path.is_file()]
         if code != 0 or left_out:
@@ -246,7 +255,7 @@ def _size(text: str, name: str) -> int:
 
 
 def _version(text: str) -> str:
-    found = re.search(r"^Edge TPU Compiler version (\S+)", text, re.M)
+    found = re.search(r"^Edge TPU Compiler version (\d+\S*)", text, re.M)
     if not found:
         raise ModelError(f"{_NAME} does not say which version it is. Its last lines:\n{_tail(text)}")
     return found[1]

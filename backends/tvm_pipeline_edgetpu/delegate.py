@@ -173,8 +173,8 @@ def _pycoral() -> Any | None:
     except ImportError as error:
         if error.name not in ("pycoral", "pycoral.utils", "pycoral.utils.edgetpu"):
             _log.warning(
-                "pycoral is left out, since it cannot be loaded (%s): ai-edge-litert opens the Edge TPUs. Google's wheels "
-                "of pycoral end with Python 3.9; https://github.com/feranick/pycoral has newer ones",
+                "pycoral is left out, since it cannot be loaded (%s): ai-edge-litert opens the Edge TPUs. Google's "
+                "wheels of pycoral end with Python 3.9; https://github.com/feranick/pycoral has newer ones",
                 " ".join(str(error).split()),
             )
         return None

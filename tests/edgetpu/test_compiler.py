@@ -154,6 +154,12 @@ def test_another_version_compiles_anew(tmp_path, compiler):
     assert len(calls(tmp_path)) == 2
 
 
+def test_an_earlier_version_gets_no_option_that_it_does_not_know(compiler, monkeypatch):
+    monkeypatch.setenv("FAKE_EDGETPU_COMPILER_VERSION", "15.0.340273435")
+    [(_, report), _] = compile_parts(PARTS, NAMES)
+    assert report.compiler_version == "15.0.340273435"
+
+
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("mode", "message"),

@@ -78,6 +78,7 @@ NAMES_OPTIONS = {
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--version"): "an option of edgetpu_compiler",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--out_dir"): "an option of edgetpu_compiler",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--timeout_sec"): "an option of edgetpu_compiler",
+    ("backends/tvm_pipeline_edgetpu/compiler.py", "--search_delegate"): "an option of edgetpu_compiler",
 }
 
 

@@ -2,7 +2,7 @@
 
 The environment says what goes wrong: FAKE_EDGETPU_COMPILER is `crash` (SIGSEGV), `silent` (exit 0, no file), `partial`
 (the last file is missing), `hang` (with a child, as the real one has) or `fail` (exit 1). Every compilation adds a line
-to the file that FAKE_EDGETPU_CALLS names.
+to the file that FAKE_EDGETPU_CALLS names. FAKE_EDGETPU_COMPILER_VERSION is another version, without the options of 16.
 """
 
 # ruff: noqa: T201
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-VERSION = "Edge TPU Compiler version 16.0.384591198"
+VERSION = f"Edge TPU Compiler version {os.environ.get('FAKE_EDGETPU_COMPILER_VERSION', '16.0.384591198')}"
 CACHE_BYTES = 8 * 2**20
 
 
@@ -38,7 +38,9 @@ def operators(content: bytes) -> Counter:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--out_dir", type=Path, default=Path())
-    parser.add_argument("-t", "--timeout_sec", type=int, default=180)
+    if "version 16" in VERSION:
+        parser.add_argument("-t", "--timeout_sec", type=int, default=180)
+        parser.add_argument("-d", "--search_delegate", action="store_true")
     parser.add_argument("-s", "--show_operations", action="store_true")
     parser.add_argument("-v", "--version", action="store_true")
     parser.add_argument("models", nargs="*", type=Path)
@@ -49,7 +51,8 @@ def main() -> int:
     if calls := os.environ.get("FAKE_EDGETPU_CALLS"):
         with open(calls, "a") as file:
             file.write(" ".join(path.name for path in options.models) + "\n")
-    print(f"Started a compilation timeout timer of {options.timeout_sec} seconds.", flush=True)
+    if "version 16" in VERSION:  # no log of 2.1 to 15.0 has this line
+        print(f"Started a compilation timeout timer of {options.timeout_sec} seconds.", flush=True)
     mode = os.environ.get("FAKE_EDGETPU_COMPILER", "")
     if mode == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)

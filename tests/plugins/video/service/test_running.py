@@ -46,7 +46,7 @@ class Heard(Listener):
 def test_a_run_from_python(bundle, tmp_path):
     """On a board that is too hot, which is told once."""
     root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
-    write(root, "sys/class/thermal/cooling_device1/cur_state", "1\n")
+    write(root, "sys/class/thermal/cooling_device4/cur_state", "1\n")
     lines, heard = tmp_path / "lines.jsonl", Heard()
     settings = Settings(bundle=[bundle], source=["synthetic:64x48@30:20"], results=str(lines), adapt="off", verify=0)
     (report,) = Service(settings, listener=heard, root=root).run()
