@@ -28,7 +28,12 @@ _Partial: TypeAlias = "tuple[int, int, int, _Steps]"
 
 
 def serenity_order(
-    graph: MemoryGraph, time_limit_s: float | None = None, *, divide: bool = True, budgeting: bool = True
+    graph: MemoryGraph,
+    time_limit_s: float | None = None,
+    *,
+    divide: bool = True,
+    budgeting: bool = True,
+    keep_first: bool = False,
 ) -> Ordering:
     """Return the optimal order that SERENITY's scheduler finds, with Kahn's order in the parts that take too long.
 
@@ -37,6 +42,8 @@ def serenity_order(
         divide: whether the graph is divided at its cut nodes.
         budgeting: whether a budget limits the bytes. Without it a part is searched once, however many schedules a step
             has.
+        keep_first: whether the first of several schedules with one signature and one peak is kept. The paper keeps the
+            last (line 21 of Algorithm 1 compares with `<=`). The peaks are the same, and arenas may differ.
     """
     deadline = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
     kahn = kahn_order(graph)
@@ -47,9 +54,9 @@ def serenity_order(
     for part in cells(graph) if divide else [range(len(graph))][: len(graph)]:
         hard = max(steps[part.start : part.stop])
         if budgeting:
-            found = _soft_budgeting(machine, part, hard, deadline)
+            found = _soft_budgeting(machine, part, hard, deadline, keep_first)
         else:
-            answer = _schedule(machine, part, sys.maxsize, deadline, sys.maxsize)
+            answer = _schedule(machine, part, sys.maxsize, deadline, sys.maxsize, keep_first)
             found = None if isinstance(answer, str) else answer
         order += found[1] if found else kahn[part.start : part.stop]
         peaks.append(found[0] if found else hard)
@@ -76,7 +83,9 @@ def cells(graph: MemoryGraph) -> list[range]:
     return found
 
 
-def _soft_budgeting(machine: Machine, part: range, hard: int, deadline: float) -> tuple[int, list[int]] | None:
+def _soft_budgeting(
+    machine: Machine, part: range, hard: int, deadline: float, keep_first: bool
+) -> tuple[int, list[int]] | None:
     """Return the peak and the order of a part by Algorithm 2; None if no budget is both quick and sufficient in time.
 
     In the printed algorithm, a second "no solution" in a row lowers the budget. This is the binary search that the text
@@ -84,7 +93,7 @@ def _soft_budgeting(machine: Machine, part: range, hard: int, deadline: float) -
     """
     low, high, budget = 0, hard, hard
     while time.monotonic() < deadline:
-        found = _schedule(machine, part, budget, deadline, STEP_LIMIT)
+        found = _schedule(machine, part, budget, deadline, STEP_LIMIT, keep_first)
         if isinstance(found, tuple):
             return found
         if found == "timeout":
@@ -96,8 +105,12 @@ def _soft_budgeting(machine: Machine, part: range, hard: int, deadline: float) -
     return None
 
 
-def _schedule(machine: Machine, part: range, budget: int, deadline: float, most: int) -> tuple[int, list[int]] | str:
+def _schedule(
+    machine: Machine, part: range, budget: int, deadline: float, most: int, keep_first: bool
+) -> tuple[int, list[int]] | str:
     """Return the peak and the order by Algorithm 1; "timeout" or "no solution" within the budget if there are none.
+
+    The paper does not order the operators of a signature. They run in the graph's own order here.
 
     Args:
         most: how many schedules a step may have.
@@ -116,7 +129,8 @@ def _schedule(machine: Machine, part: range, budget: int, deadline: float, most:
                 then = done | 1 << op
                 released = (o for o in machine.after[op] if o in part and machine.before[o] & ~then == 0)
                 key = signature - {op} | set(released)
-                if key not in following or reached <= following[key][2]:  # line 21: the last of equals stays
+                known = following[key][2] if key in following else sys.maxsize
+                if reached < known or (reached == known and not keep_first):
                     following[key] = (then, alive + change, reached, (op, order))
             if len(following) > most or time.monotonic() >= deadline:
                 return "timeout"

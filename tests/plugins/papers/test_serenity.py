@@ -27,9 +27,16 @@ def test_no_order_needs_less(rng: random.Random) -> None:
 @examples(60)
 def test_each_of_its_ideas_can_be_left_out(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 7)
-    for divide, budgeting in ((False, False), (True, False), (False, True)):
-        found = serenity.serenity_order(graph, divide=divide, budgeting=budgeting)
+    for divide, budgeting, first in ((False, False, False), (True, False, True), (False, True, False)):
+        found = serenity.serenity_order(graph, divide=divide, budgeting=budgeting, keep_first=first)
         assert found.peak_bytes == found.bound_bytes == least_peak(graph) == simulated_peak(graph, found.order)
+
+
+def test_the_last_of_equal_schedules_is_kept_as_the_paper_prints() -> None:
+    """Line 21 of Algorithm 1 compares with `<=`, so a later schedule of the same signature and peak replaces it."""
+    graph = MemoryGraph("net", ("a", "b", "c"), (Buffer("x", 1, (0,), (2,)), Buffer("y", 1, (1,), (2,))))
+    assert serenity.serenity_order(graph).order == (1, 0, 2)
+    assert serenity.serenity_order(graph, keep_first=True).order == (0, 1, 2)
 
 
 def test_what_is_left_out_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
