@@ -9,6 +9,7 @@ memory     Figure 7: cache and DRAM of each stage of ResNet152 and DenseNet201, 
 energy     Figures 8 and 9: watts and joules a frame by stated watts
 table1     Table I by the compiler's cuts and by the exact ones
 table2     Table II row by row: what its first cuts are, and what the model makes of them
+table3     Table III: operators, in-degree and depth of the eleven graphs
 together   Figure 11: ResNet101 and DenseNet169 merged, in 2 to 5 stages
 edges      communication by the paper's counting: how often its optimum is another one, and at what difference
 solving    Figure 10: seconds of solving by network and stages
@@ -29,7 +30,7 @@ from planner import PUBLISHED
 from sec2022_bytes import edges, memory
 from sec2022_instances import Instance, Keeper, instances
 from sec2022_table2 import table_2
-from sec2022_tables import solving, table_1, together
+from sec2022_tables import solving, table_1, table_3, together
 from sec2022_times import energy, speed
 
 
@@ -47,6 +48,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "energy": lambda run: energy(run.found, run.options.busy_w, run.options.idle_w),
     "table1": lambda run: table_1(run.options.short),
     "table2": lambda run: table_2(),
+    "table3": lambda run: table_3(),
     "together": lambda run: together(run.options.short, run.options.limit, Keeper(run.options.keep)),
     "edges": lambda run: edges(run.found),
     "solving": lambda run: solving(run.options.short),

@@ -1,4 +1,4 @@
-"""Table I and Figures 10 and 11 of SEC 2022."""
+"""Tables I and III and Figures 10 and 11 of SEC 2022."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from planner import ORDERS, keras, of_bytes, s, show, timed
 from sec2022_instances import FRAMES, STRATEGIES, Keeper
 
 from tvm_pipeline import merge_graphs, planning
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
@@ -39,6 +40,24 @@ def table_1(short: bool) -> None:
     show("Table I: ms a frame", ("network", "stages", "published", *errors), lines)
     means = {what: statistics.mean(map(abs, off)) for what, off in errors.items()}
     print(f"Mean error: {', '.join(f'{what} {mean:.1%}' for what, mean in means.items())}.\n")
+
+
+def statistics_of(graph: OperatorGraph) -> tuple[int, int, int]:
+    """Return the operators of a graph, its largest in-degree, and the edges of its longest path."""
+    edges: list[int] = []
+    for parents in graph.edges.before:
+        edges.append(max((edges[parent] + 1 for parent in parents), default=0))
+    return len(graph), max(map(len, graph.edges.before)), max(edges)
+
+
+def table_3() -> None:
+    """Print the size of each network's graph beside the paper's."""
+    lines = []
+    for row in published("sec2022-table-3")["rows"]:
+        theirs, ours = (row["operators"], row["most_reads"], row["depth"]), statistics_of(keras(row["network"]))
+        pairs = (f"{their} / {our}" for their, our in zip(theirs, ours, strict=True))
+        lines.append((row["network"], *pairs, "equal" if theirs == ours else "different"))
+    show("Table III: the paper / here", ("network", "V", "deg(V)", "depth, in edges", ""), lines)
 
 
 def together(short: bool, limit_s: float, keeper: Keeper) -> None:

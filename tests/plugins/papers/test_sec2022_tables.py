@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import sec2022_instances
 import sec2022_table2
+import sec2022_tables
 import sec2022_times
 from edgetpu_model import hub
 
@@ -106,6 +107,15 @@ def test_another_reading_of_a_row_chosen_by_time_is_farther_from_a_line() -> Non
         other = sec2022_table2.Choice(choices[index].front, choices[index].crossing_bytes + 14 * 14 * 1024)
         changed = [other if i == index else choice for i, choice in enumerate(choices)]
         assert sec2022_table2.line_rms_ms(rows, changed)[0] > 2 * rms_ms
+
+
+def test_graphs_have_the_size_that_table_3_prints() -> None:
+    """V, deg(V) and depth of the eleven networks, as the paper prints them."""
+    rows = json.loads((ROOT / "profiles/published/sec2022-table-3.json").read_text())["rows"]
+    published = {row["network"]: (row["operators"], row["most_reads"], row["depth"]) for row in rows}
+    assert len(published) == 11
+    assert published["InceptionResNetV2"] == (782, 4, 571)
+    assert {name: sec2022_tables.statistics_of(sec2022_tables.keras(name)) for name in published} == published
 
 
 def test_joules_are_those_of_busy_and_idle_watts() -> None:
