@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.brute_force import every_chain, every_cut, least
+from tests.support.brute_force import every_chain, every_cut, figure, least
+from tests.support.examples import examples
 from tests.support.graphs import LEXICOGRAPHIC, lexicographic_problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
@@ -59,6 +60,26 @@ def test_the_number_of_stages_is_that_of_the_devices_where_none_is_asked_for(pro
     plan = ideals(free)
     assert len(plan.stages) == count
     assert plan.value == least(free, stagings(free, count))
+
+
+@examples(30)
+@given(lexicographic_problems(operators=(2, 6)))
+def test_overflow_as_a_peak_chooses_what_memory_chooses(problem: Problem) -> None:
+    """SEC 2022 calls objective (2) a peak per stage (section IV-B). All three of its sequences are then (1)(3).
+
+    The largest overflow of equal caches is that of the fullest stage, so it never falls while the peak of memory rises.
+    """
+    assert problem.stages is not None
+    problem = replace(problem, objective="memory,communication")
+    cache = min(device.cache_bytes or 0 for device in problem.platform.devices)
+    found = []
+    for stages in stagings(problem, problem.stages):
+        memory, communication = figure(problem, evaluate(problem, stages).predicted)
+        found.append((max(0, memory - cache), memory, communication))
+    value, _ = bounds(problem, ideals(problem))
+    assert value == min((memory, communication) for _, memory, communication in found)
+    assert value == min((memory, overflow, communication) for overflow, memory, communication in found)[::2]
+    assert value == min(found)[1:]
 
 
 @given(lexicographic_problems())
