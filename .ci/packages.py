@@ -189,6 +189,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "cuda": check_cuda,
     "relax-cuda": lambda env: check_cuda(env, 13),
     "edgetpu": check_edgetpu,
+    "jetson": lambda env: env.python("from jtop import jtop"),
     "onnxruntime": check_onnxruntime,
 }
 
