@@ -45,10 +45,10 @@ MOST_IN_DEGREE = 8
 # Numbers enter as log2(1 + x) over this, so that they are about 1.
 DOUBLINGS = 10.0
 
-PAPER_NUMBERS = 4  # of a node: height, width, channels, bytes of its output
-EXTENDED_NUMBERS = 7  # and multiply-accumulates, parameter bytes, channels of its first input
-PAPER_SEGMENT_NUMBERS = 4  # input, output and parameter bytes, and those beyond the cache
-EXTENDED_SEGMENT_NUMBERS = 6  # and multiply-accumulates, operators
+PAPER_NUMBERS = 3  # of a node: height, width, channels of its output
+EXTENDED_NUMBERS = 7  # and its bytes, multiply-accumulates, parameter bytes, channels of its first input
+PAPER_SEGMENT_NUMBERS = 3  # input, output and parameter bytes
+EXTENDED_SEGMENT_NUMBERS = 6  # and parameter bytes beyond the cache, multiply-accumulates, operators
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,10 +131,10 @@ class GraphFeatures:
 
     def _segment_numbers(self, starts: Integers, ends: Integers) -> Floats32:
         params = self.params_before[ends] - self.params_before[starts]
-        beyond = np.maximum(0, params - self.kept_bytes)
-        told = [self.bytes_across[starts], self.bytes_across[ends], params, beyond]
+        told = [self.bytes_across[starts], self.bytes_across[ends], params]
         if self.extended:
-            told += [self.macs_before[ends] - self.macs_before[starts], ends - starts]
+            beyond = np.maximum(0, params - self.kept_bytes)
+            told += [beyond, self.macs_before[ends] - self.macs_before[starts], ends - starts]
         return _scaled(np.stack(told, axis=1))
 
 
@@ -174,10 +174,10 @@ def graph_features(graph: OperatorGraph, cached_bytes: int, *, extended: bool) -
 
 def _numbers(operator: Operator, tensor: Callable[[str], Tensor], extended: bool) -> list[int]:
     height, width, channels = _picture(operator.outputs[0]) if operator.outputs else (0, 0, 0)
-    numbers = [height, width, channels, operator.output_bytes]
+    numbers = [height, width, channels]
     if extended:
         channels_read = _picture(tensor(operator.inputs[0]))[-1] if operator.inputs else 0
-        numbers += [operator.macs, operator.param_bytes, channels_read]
+        numbers += [operator.output_bytes, operator.macs, operator.param_bytes, channels_read]
     return numbers
 
 
