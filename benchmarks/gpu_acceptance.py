@@ -72,11 +72,11 @@ def steps(folder: Path) -> list[Step]:
             for kind in ("relax", "relay")
         ),
         Step("failures", (*gpu, "live"), 240),
-        Step("prediction", (*gpu, "prediction"), 240),
+        *(Step(f"prediction of {name}", (*gpu, "prediction", "--models", f"{name}@112"), 180) for name in EXPORTED),
         Step("overhead", (*gpu, "overhead"), 60),
         *(Step(f"operators of {name}", (*gpu, "networks", "--models", name), 120) for name in MODELS),
         *(Step(f"speed of {name}", (*gpu, "speed", "--models", name), 180) for name in MODELS),
-        Step("soak", (*gpu, "soak", "--minutes", "5"), 400),
+        Step("soak", (*gpu, "soak", "--minutes", "2"), 200),
     ]
 
 
