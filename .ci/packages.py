@@ -106,6 +106,7 @@ def check_none(env: Environment) -> None:
     needs(env, "edgetpu", "slice", MODEL, "--plan", "plan.txt")
     needs(env, "plot", "memory", GRAPH, "--plot", "memory.svg")
     needs(env, "video", "run", "model.tar", "--source", "0")
+    needs(env, "loadgen", "loadgen", "model.tar")
 
 
 def compiles(env: Environment) -> None:
@@ -188,6 +189,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "mqtt": check_mqtt,
     "cuda": check_cuda,
     "relax-cuda": lambda env: check_cuda(env, 13),
+    "loadgen": lambda env: env.python("import mlperf_loadgen"),
     "edgetpu": check_edgetpu,
     "jetson": lambda env: env.python("from jtop import jtop"),
     "onnxruntime": check_onnxruntime,

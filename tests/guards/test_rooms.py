@@ -74,6 +74,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_boards": 1560,
     "plugins/tvm_pipeline_hosts": 11_100,
     "plugins/tvm_pipeline_kernels": 7950,
+    "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3300,
     "plugins/tvm_pipeline_video": 11_250,
 }
@@ -84,6 +85,7 @@ UNPUBLISHED = {
     "tvm_pipeline_boards": 2,
     "tvm_pipeline_hosts": 33,
     "tvm_pipeline_kernels": 28,
+    "tvm_pipeline_loadgen": 3,
     "tvm_pipeline_papers": 14,
     "tvm_pipeline_video": 39,
 }

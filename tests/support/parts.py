@@ -82,6 +82,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "griffe": (_module("griffe"), "pip install '.[docs]'"),
     "ray": (_module("ray"), "pip install '.[fleet]'"),
     "jax": (_module("jax"), "pip install '.[train]'"),
+    "mlperf_loadgen": (_module("mlperf_loadgen"), "pip install '.[loadgen]'"),
     "supervision": (_module("supervision"), "pip install supervision"),
     "NVRTC": (lambda: nvidia_file("cuda_nvrtc/lib/libnvrtc.so.12"), "pip install '.[cuda]'"),
     "ptxas": (lambda: nvidia_file("cuda_nvcc/bin/ptxas"), "pip install '.[cuda]'"),

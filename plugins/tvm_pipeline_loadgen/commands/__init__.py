@@ -1,0 +1,4 @@
+"""The command of the plug-in.
+
+loadgen.py  `tvm-pipeline loadgen`
+"""
