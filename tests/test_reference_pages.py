@@ -89,7 +89,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 def _row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
-    name = ", ".join(parameter.opts) if is_option else parameter.name.upper()
+    name = ", ".join([*parameter.opts, *parameter.secondary_opts]) if is_option else parameter.name.upper()
     is_flag = getattr(parameter, "is_flag", False)
     kind = "" if is_flag else parameter.metavar or takes(parameter.type_descriptor.annotation)
     default = parameter.default

@@ -152,6 +152,15 @@ class Child:
         self.kill()
         return "hung up"
 
+    def give_up(self) -> None:
+        """Wait no more for what the child begins with."""
+        self.kill()
+
+    def leave(self, limit_s: float) -> bool:
+        """Hang up, and return whether the child ends within `limit_s`."""
+        self.hang_up()
+        return self.wait(limit_s)
+
     def hang_up(self) -> None:
         """Exchange no message any more, which the child hears of."""
         with suppress(OSError):
@@ -175,6 +184,43 @@ class Child:
             return False
         self._process.communicate()  # closes the lifeline
         return True
+
+
+class Seat(Child):
+    """What one of several has of a child that they share: a channel of its own. Whoever kills the child ends all seats.
+
+    Args:
+        child: its function gets each order as a message, with the end of the seat's channel to answer on.
+        order: what the child is to do for this seat.
+    """
+
+    def __init__(self, child: Child, order: bytes) -> None:
+        self._process, self.pid, self._is_left = child._process, child.pid, False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        with theirs, suppress(BrokenPipeError, ConnectionResetError):  # `receive` tells that the child has died
+            child.send(order, theirs.fileno())
+
+    def give_up(self) -> None:
+        """Leave the child to the other seats; `leave` is to follow."""
+
+    def leave(self, limit_s: float) -> bool:
+        """Send nothing more, and return whether the child hangs up or ends within `limit_s`."""
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
+        with suppress(TimeoutError):
+            while (found := self.receive(time.monotonic() + limit_s)) != (b"", []):
+                for descriptor in found[1]:
+                    os.close(descriptor)
+            self._is_left = True
+        return self._is_left
+
+    def end(self) -> bool:
+        """Kill the child if it has not let this seat go; return False if it is not gone then."""
+        if not self._is_left:
+            self.kill()
+        self._channel.close()
+        return self._is_left or self.wait(GONE_S)
 
 
 def status_of_copy(do: Callable[[], object], limit_s: float) -> int | None:

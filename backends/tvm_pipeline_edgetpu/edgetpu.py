@@ -100,6 +100,10 @@ class EdgeTpuBackend(Backend):
         stand_in = f"{KERNELS} ({reason})" if reason else ""
         return replace(device, model=device.model or _model(device.target), stand_in=stand_in)
 
+    def own_process(self, device: Device) -> bool:
+        """Return True for a real Edge TPU: on a USB fault, libedgetpu calls abort() (driver/usb/usb_driver.cc)."""
+        return not device.stand_in and device.target not in (CPU, ENGINE)
+
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 

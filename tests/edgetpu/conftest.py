@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.edgetpu.fakes import preload_libedgetpu, write_compiler
+from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu, usb_device, write_compiler
+from tvm_pipeline_edgetpu import delegate
 
 
 @pytest.fixture
@@ -24,6 +26,7 @@ def nothing_installed(tmp_path, monkeypatch) -> None:
 def plug(monkeypatch) -> Callable[[str], None]:
     """Set which devices the library finds from now on."""
     preload_libedgetpu()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(libedgetpu().parent))  # of processes that are started
     return lambda listed: monkeypatch.setenv("FAKE_EDGETPUS", listed)
 
 
@@ -39,3 +42,23 @@ def install_compiler(tmp_path, monkeypatch) -> Callable[[], Callable[[], int]]:
         return lambda: len((tmp_path / "calls").read_text().splitlines()) if (tmp_path / "calls").exists() else 0
 
     return install
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Callable[..., Callable[[], list[str]]]:
+    """Plug sticks in, cold ones with their boot loader; return the names of those that are opened from then on."""
+    preload_libedgetpu()
+    usb = tmp_path / "usb"
+    monkeypatch.setattr(delegate, "USB", usb)
+    monkeypatch.setattr(delegate, "_sticks", {})
+    monkeypatch.setenv("FAKE_EDGETPU_USB", str(usb))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(libedgetpu().parent))  # of processes that are started
+
+    def plug(**cold: bool) -> Callable[[], list[str]]:
+        shutil.rmtree(usb, ignore_errors=True)
+        for number, (name, is_cold) in enumerate(cold.items()):
+            usb_device(usb, name, *(("1a6e", "089a") if is_cold else ("18d1", "9302")), devnum=str(number + 3))
+            os.mkfifo(usb / name / "fault")
+        return lambda: (usb / "opened").read_text().split()
+
+    return plug

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,10 +15,9 @@ needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import Interpreter
 
-from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu
+from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu, usb_device
 from tests.edgetpu.networks import random_feeds, random_network, run
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline_edgetpu import delegate
 from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load
 from tvm_pipeline_edgetpu.model import read_model
 
@@ -30,12 +27,6 @@ def devices(monkeypatch):
     """Set which devices the library finds."""
     preload_libedgetpu()
     return lambda listed: monkeypatch.setenv("FAKE_EDGETPUS", listed)
-
-
-def usb_device(folder, name, vendor, product):
-    (folder / name).mkdir(parents=True)
-    (folder / name / "idVendor").write_text(f"{vendor}\n")
-    (folder / name / "idProduct").write_text(f"{product}\n")
 
 
 def test_devices_are_found_in_the_kernels_tree(tmp_path):
@@ -92,25 +83,6 @@ def test_a_device_unplugged_between_two_uses(devices):
     load("usb:0")
     devices("")
     assert "cannot open it" in absence("usb:0")
-
-
-@pytest.fixture
-def desk(tmp_path, monkeypatch):
-    """Plug sticks in, cold ones with their boot loader; return the names of those that are opened from then on."""
-    preload_libedgetpu()
-    usb = tmp_path / "usb"
-    monkeypatch.setattr(delegate, "USB", usb)
-    monkeypatch.setattr(delegate, "_sticks", {})
-    monkeypatch.setenv("FAKE_EDGETPU_USB", str(usb))
-
-    def plug(**cold: bool) -> Callable[[], list[str]]:
-        shutil.rmtree(usb, ignore_errors=True)
-        for number, (name, is_cold) in enumerate(cold.items()):
-            usb_device(usb, name, *(("1a6e", "089a") if is_cold else ("18d1", "9302")))
-            (usb / name / "devnum").write_text(f"{number + 3}\n")
-        return lambda: (usb / "opened").read_text().split()
-
-    return plug
 
 
 @pytest.mark.parametrize("cycle", range(5))

@@ -22,6 +22,7 @@ import pytest
 from tests.runtime.test_live_pipeline import failures, problem_of, whole
 from tests.support.crashes import AddOne, EndsLoading, install
 from tests.support.fake_backend import (
+    FakeBackend,
     FakeModel,
     chain_model,
     fake_platform,
@@ -208,6 +209,32 @@ def test_one_that_hangs_is_left_out_and_killed(tmp_path: Path) -> None:
         assert values(list(pipeline.map(numbers(50)))) == list(range(1, 51))
         assert "did not end within 0.3 s" in failures(pipeline)[0]
         wait_until(lambda: child not in children())
+
+
+@pytest.mark.thorough
+def test_a_device_whose_stage_failed_has_a_new_process_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stages shared the old one, which ended with the last of them; until then the device was theirs."""
+    monkeypatch.setattr(FakeBackend, "own_process", lambda self, device: device.name == "d0")
+    model, platform = chain(2, op0=AddOne(tmp_path, "raises", (5,))), fake_platform("d0", "d1")
+    problem = problem_of(model, platform)
+    plan, seen = whole(problem, "d0"), 0
+    with (
+        isolated(model, platform, plan.stages, every=False) as compiled,
+        LivePipeline(compiled, problem, plan, cool_down_s=0.05) as pipeline,
+    ):
+        [before] = children()
+        kinds = ["start", "failure", "switch", "return", "switch"]  # of all events until the device serves again
+        frames = itertools.takewhile(lambda _: [event.kind for event in pipeline.events] != kinds, numbers(10**6))
+        for result in pipeline.map(frames):
+            assert (result.frame, int(result.outputs["y"][0])) == (seen, seen + 2)
+            seen += 1
+            time.sleep(1e-3)
+        assert len(failures(pipeline)) == 1
+        assert "ValueError: no such kernel" in failures(pipeline)[0]
+        [after] = children()
+        assert after != before
 
 
 PARENT = """

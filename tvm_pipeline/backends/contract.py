@@ -255,6 +255,13 @@ class Backend(ABC):
         """Return what a settled device is, as a user knows it."""
         return ""
 
+    def own_process(self, device: Device) -> bool:
+        """Return whether a run is to put all stages on a settled device into one process, apart from all others.
+
+        So for a device whose driver ends the process when it fails, and that one process at a time may open.
+        """
+        return False
+
     def left_out(self) -> Sequence[str]:
         """Return a line for each device of this machine that `detect` does not offer, with the reason."""
         return ()

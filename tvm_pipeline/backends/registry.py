@@ -143,6 +143,11 @@ def description(device: Device) -> str:
     return find_backend(device.backend).describe(device)
 
 
+def own_process(device: Device) -> bool:
+    """Return whether all stages on a settled device are to share a process of their own (`Backend.own_process`)."""
+    return find_backend(device.backend).own_process(device)
+
+
 def left_out() -> list[str]:
     """Return a line for each backend that cannot be used, and for each device that its backend does not offer."""
     lines: list[str] = []

@@ -1,5 +1,8 @@
 """A process that makes one stage and runs it, as its parent has it (`StageProcess`) and as it is itself (`serve`).
 
+A device that one process at a time may open has a process of its own, in which each of its stages has a thread
+(`DeviceProcesses`, `serve_device`).
+
 The child tells the ports, since to make a stage may open the device, which the parent must then leave alone. Then a
 message stands for a frame, and the tensors go through memory that both map. That memory has no name (memfd), so nothing
 is left behind whichever side dies, and in what way.
@@ -24,7 +27,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,17 +38,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
 from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
-from tvm_pipeline.processes import Child, send
+from tvm_pipeline.processes import Child, Seat, receive, send
 
 _log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # for a child to end once nothing more can come
 MOST_TEXT = 4096  # characters of an error
+MOST_STAGES = 256  # that are open on a device, over all models and plans
 
 DONE = b"done"
 # Of a child's errors these keep their type; of others the name is passed on.
@@ -70,16 +75,54 @@ class Order:
         return f"{first} to {others[-1]} on {self.device.label}" if others else f"{first} on {self.device.label}"
 
 
-class StageProcess:
-    """A child, seen by its parent."""
+def own_child(order: Order) -> Child:
+    return Child(f"{__name__}:serve", msgspec.json.encode(order))
 
-    def __init__(self, order: Order, making_s: float) -> None:
+
+class DeviceProcesses:
+    """The processes of devices that one process at a time may open: all stages on such a device share one.
+
+    Each stays until `end`, so that the device stays open while plans change; one that has died is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: dict[tuple[str, str], Child] = {}  # by the device's backend and target
+
+    def seat(self, order: Order) -> Seat:
+        """Return a seat in the process of the order's device; raise OSError if that cannot be started."""
+        device = order.device.backend, order.device.target
+        with self._lock:
+            if device in self._children and self._children[device].wait(0):
+                self._children.pop(device).end()
+            if device not in self._children:
+                self._children[device] = Child(f"{__name__}:serve_device", " ".join(device).encode())
+            return Seat(self._children[device], msgspec.json.encode(order))
+
+    def end(self) -> None:
+        """End every process; its stages are closed before."""
+        with self._lock:
+            for device, child in self._children.items():
+                _end(child, " ".join(device))
+            self._children.clear()
+
+
+class StageProcess:
+    """A child, seen by its parent.
+
+    Args:
+        order: what the child is to make.
+        making_s: that it has for this.
+        start: gives the child, or a seat in one.
+    """
+
+    def __init__(self, order: Order, making_s: float, start: Callable[[Order], Child] = own_child) -> None:
         self._order, self.making_s = order, making_s
         self._until_s = time.monotonic() + making_s  # when the stage must be made
         self._waiting = threading.Lock()  # held by the thread that waits for an answer
         self._given_up = False  # `close` came while a thread waited for an answer
         try:
-            self._child = Child(f"{__name__}:serve", msgspec.json.encode(order))
+            self._child = start(order)
         except OSError as error:
             raise RunError(f"no process can be started for {order}: {error.strerror}; run without isolation") from error
         # What calls it first ends the child; a process must not outlive a stage that nobody closed.
@@ -129,7 +172,7 @@ class StageProcess:
         if self._waiting.acquire(blocking=False):
             try:
                 if "_loaded" not in vars(self):  # nobody waits for what it makes
-                    self._child.kill()
+                    self._child.give_up()
                 self._end()
             finally:
                 self._waiting.release()
@@ -162,8 +205,7 @@ class StageProcess:
 
 def _end(child: Child, what: str) -> None:
     """End a child: by itself, so that its backend may let go of the device, or by force if it does not."""
-    child.hang_up()
-    if not child.wait(GRACE_S):
+    if not child.leave(GRACE_S):
         _log.warning(
             "the process of %s did not end within %g s after its stage was closed, and was killed", what, GRACE_S
         )
@@ -207,29 +249,92 @@ def serve(told: bytes, channel: socket.socket) -> None:
     faulthandler.enable()
     order = msgspec.json.decode(told, type=Order)
     with ExitStack() as opened:
-        try:
-            backend = opened.enter_context(closing(compose(order.backends)))
-            compiled = opened.enter_context(closing(backend.load(Path(order.folder), [order.device])))
+
+        def make() -> StageRunner:
+            compiled = _load(order, opened)
             runner = opened.enter_context(closing(compiled.stage(order.operators, order.device)))
             compiled.forget_source()  # no other stage is made here
-            _return_freed_memory()
-            memory = os.memfd_create("tvm-pipeline")
-            kept = os.dup(memory)
-            inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
-            send(channel, msgspec.json.encode((runner.inputs, runner.outputs)), kept)
-            os.close(kept)
-        except Exception as error:  # whatever it is, the parent must hear of it
-            channel.send(_telling(error))
-            return
-        while what := channel.recv(16):
+            return runner
+
+        _serve(make, channel)
+
+
+def serve_device(_: bytes, channel: socket.socket) -> None:
+    """Serve each order that comes with a channel of its own, in a thread, until no more can come.
+
+    The stage that ended last stays until another one ends, so that the device stays open. After a failure the process
+    ends with its last stage, and the next process opens the device anew.
+    """
+    faulthandler.enable()
+    models: dict[tuple[tuple[str, ...], str], CompiledModel] = {}
+    kept = ExitStack()  # the stage that ended last
+    lock, running, failed = threading.Lock(), 0, False
+
+    def sit(order: Order, link: socket.socket) -> None:
+        nonlocal kept, running, failed
+        stage = ExitStack()
+
+        def make() -> StageRunner:
+            model = order.backends, order.folder
+            with lock:
+                if model not in models:
+                    models[model] = _load(order, opened)
+            return stage.enter_context(closing(models[model].stage(order.operators, order.device)))
+
+        with link:
             try:
-                if what == b"bind":
-                    runner.bind()
-                else:
-                    runner.run(inputs, outputs)
-                channel.send(DONE)
-            except Exception as error:
-                channel.send(_telling(error))
+                went_well = _serve(make, link)
+            except OSError:  # the parent has hung up in the middle of a frame
+                went_well = True
+            with lock:
+                stage, kept = kept, stage
+                running, failed = running - 1, failed or not went_well
+                if failed and not running:
+                    channel.shutdown(socket.SHUT_RDWR)
+            stage.close()
+
+    with ExitStack() as opened, ThreadPoolExecutor(MOST_STAGES) as pool:
+        while True:
+            told, descriptors = receive(channel)
+            if not descriptors:
+                break
+            with lock:
+                running += 1
+            pool.submit(sit, msgspec.json.decode(told, type=Order), socket.socket(fileno=descriptors[0]))
+        pool.shutdown()
+        kept.close()
+
+
+def _load(order: Order, opened: ExitStack) -> CompiledModel:
+    backend = opened.enter_context(closing(compose(order.backends)))
+    return opened.enter_context(closing(backend.load(Path(order.folder), [order.device])))
+
+
+def _serve(make: Callable[[], StageRunner], channel: socket.socket) -> bool:
+    """Make a stage, and do what each message says until no more can come; return whether nothing failed."""
+    try:
+        runner = make()
+        _return_freed_memory()
+        memory = os.memfd_create("tvm-pipeline")
+        kept = os.dup(memory)
+        inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
+        send(channel, msgspec.json.encode((runner.inputs, runner.outputs)), kept)
+        os.close(kept)
+    except Exception as error:  # whatever it is, the parent must hear of it
+        channel.send(_telling(error))
+        return False
+    went_well = True
+    while what := channel.recv(16):
+        try:
+            if what == b"bind":
+                runner.bind()
+            else:
+                runner.run(inputs, outputs)
+            channel.send(DONE)
+        except Exception as error:
+            went_well = False
+            channel.send(_telling(error))
+    return went_well
 
 
 def _return_freed_memory() -> None:

@@ -49,6 +49,8 @@ def _parameter(setting: Field[Any], kind: Any) -> Parameter:
     if default is None:
         kind = (kind if get_origin(kind) is list else get_args(kind)[0]) | None
     names = [f"--{setting.name.replace('_', '-')}", *([f"-{about['letter']}"] if "letter" in about else [])]
+    if kind == bool | None:  # both can be said
+        names = [f"{names[0]}/{names[0].replace('--', '--no-')}"]
     help = with_options(about["help"])
     option = typer.Option(*names, help=help, envvar=about.get("variable"), rich_help_panel=about.get("panel"))
     given = typer.Argument(help=help) if setting.name == "bundle" else option

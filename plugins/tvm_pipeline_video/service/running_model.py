@@ -32,7 +32,7 @@ from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import Event, LivePipeline
 from tvm_pipeline.runtime.adaptation import strategy_of
 from tvm_pipeline.runtime.host_work import model_stages
-from tvm_pipeline.runtime.isolation import isolated, making_limit_s
+from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.runtime.replanning import nearest_plan, quick_plan
 from tvm_pipeline.workflow.power_meter import opened_meter
@@ -264,9 +264,10 @@ def opened_models(
             )
             opened.append(_Opened(label, bundle, found, planned, sources))
         write = stack.enter_context(writing(opened, settings, keeps_results))
-        models = []
+        models, processes = [], DeviceProcesses()
+        stack.callback(processes.end)
         for index, one in enumerate(opened):
-            models.append(_running(stack, one, settings, write, write_event))
+            models.append(_running(stack, one, settings, write, write_event, processes))
             if isinstance(one.sources, ChangingInputs):
                 one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
             stack.enter_context(watched(models[-1], index, settings, listener))
@@ -360,7 +361,12 @@ def _was_given(bundle: Bundle) -> bool:
 
 
 def _running(
-    stack: ExitStack, opened: _Opened, settings: Settings, write: Write, write_event: WriteEvent
+    stack: ExitStack,
+    opened: _Opened,
+    settings: Settings,
+    write: Write,
+    write_event: WriteEvent,
+    processes: DeviceProcesses,
 ) -> RunningModel:
     """Return the model with its pipeline, which does not run yet."""
     label, bundle, planned, sources = opened.label, opened.bundle, opened.planned, opened.sources
@@ -379,9 +385,10 @@ def _running(
         )
     host = application.host if application else None
     compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)
-    if settings.isolate:
-        stages = model_stages(planned.plan.stages, host)
-        compiled = stack.enter_context(isolated(compiled, bundle.platform, stages, making_s))
+    if settings.isolate is not False:
+        stages, every = model_stages(planned.plan.stages, host), bool(settings.isolate)
+        apart = isolated(compiled, bundle.platform, stages, making_s, processes=processes, every=every)
+        compiled = stack.enter_context(apart)
     strategy = strategy_of(settings.strategy)
     if strategy and planned.decision:
         strategy.expect(planned.decision.measured)

@@ -183,7 +183,11 @@ class Settings:
         panel="Planning",
     )
     # Robustness
-    isolate: bool = setting(False, "Run each stage in its own process, whose crash costs no frame.", panel="Robustness")
+    isolate: bool | None = setting(
+        None,
+        "Run each stage in its own process, whose crash costs no frame. Without it, each Edge TPU has a process.",
+        panel="Robustness",
+    )
     watchdog: float = setting(30.0, "Seconds at one frame after which a stage counts as failed.", panel="Robustness")
     supervise: bool = setting(
         False, "Start it again where it crashes, to go on where it was; after ever longer waits.", panel="Robustness"

@@ -54,6 +54,13 @@ def preload_libedgetpu() -> None:
     ctypes.CDLL(str(libedgetpu()))
 
 
+def usb_device(folder: Path, name: str, vendor: str, product: str, **more: str) -> None:
+    """Plug a device into a tree like /sys/bus/usb/devices."""
+    (folder / name).mkdir(parents=True)
+    for key, text in {"idVendor": vendor, "idProduct": product, **more}.items():
+        (folder / name / key).write_text(f"{text}\n")
+
+
 def write_compiler(folder: Path) -> Path:
     """Write the fake edgetpu_compiler as a program into this folder, which the test puts on the PATH."""
     script = folder / "edgetpu_compiler"

@@ -6,17 +6,23 @@
  * FAKE_EDGETPU_USB, a folder in the form of /sys/bus/usb/devices, takes its place for sticks, and the file `opened` in it gets
  * the name of each stick that is opened. As in the real library, sticks with their boot loader come before the others
  * (driver/beagle/beagle_usb_driver_provider.cc, Enumerate), and to open one of them loads its firmware, after which the
- * stick has other numbers and a new address on the bus.
+ * stick has other numbers and a new address on the bus. A stick that is open is shared within its process
+ * (tflite/edgetpu_manager_direct.cc, OpenDeviceInternal), and busy for all others, as libusb_claim_interface has it. A byte in
+ * its named pipe `fault` is a USB fault: the thread of its events ends the process by LOG(FATAL) (driver/usb/usb_driver.cc).
  *
  * With KERNEL, the delegate takes the first operator, as the real one takes each `edgetpu-custom-op`
  * (tflite/edgetpu_delegate_for_custom_op.cc), with a kernel that computes nothing. With TF_2_5, it does so in the layout of
  * TensorFlow 2.5, with which Google built its libedgetpu 16.0 of 2021 (workspace.bzl): TFLite receives the struct by value. */
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 /* TfLiteDelegate of tensorflow/lite/core/c/common.h; what it points to is of no interest here. */
 typedef struct Delegate {
@@ -124,10 +130,43 @@ static int list_sticks(Stick* sticks, int most) {
   return count;
 }
 
-static int open_stick(int index) {
+typedef struct { char name[64]; int users, lock, fault; pthread_t events; } Device;
+static Device devices[8];
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+static void* handle_events(void* device) {
+  char fault;
+  if (read(((Device*)device)->fault, &fault, 1) != 1) return NULL;
+  fprintf(stderr, "F driver/usb/usb_driver.cc:1148] HandleQueuedBulkIn transfer in failed. Unknown: USB transfer error 1\n");
+  abort();
+}
+
+static int file_of(const char* stick, const char* name, int flags) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s/%s", getenv("FAKE_EDGETPU_USB"), stick, name);
+  return open(path, flags | O_CLOEXEC, 0666);
+}
+
+static Device* open_stick(int index) {
   Stick sticks[8];
   int count = list_sticks(sticks, 8), highest = 0;
-  if (index >= count) return 0;
+  if (index >= count) return NULL;
+  Device* device = NULL;
+  for (int i = 7; i >= 0; --i)
+    if (!devices[i].users) device = &devices[i];
+  for (int i = 0; i < 8; ++i)
+    if (devices[i].users && !strcmp(devices[i].name, sticks[index].name)) device = &devices[i];
+  if (!device->users) {
+    device->lock = file_of(sticks[index].name, "lock", O_RDWR | O_CREAT);
+    if (flock(device->lock, LOCK_EX | LOCK_NB)) {
+      close(device->lock);
+      return NULL;
+    }
+    strcpy(device->name, sticks[index].name);
+    device->fault = file_of(sticks[index].name, "fault", O_RDWR); /* which does not wait for a writer */
+    pthread_create(&device->events, NULL, handle_events, device);
+  }
+  ++device->users;
   for (int i = 0; i < count; ++i)
     if (sticks[i].address > highest) highest = sticks[i].address;
   if (sticks[index].is_cold) {
@@ -142,7 +181,15 @@ static int open_stick(int index) {
   FILE* file = fopen(path, "a");
   fprintf(file, "%s\n", sticks[index].name);
   fclose(file);
-  return 1;
+  return device;
+}
+
+static void close_stick(Device* device) {
+  if (!device || --device->users) return;
+  pthread_cancel(device->events);
+  pthread_join(device->events, NULL);
+  close(device->fault);
+  close(device->lock);
 }
 
 /* tflite/public/edgetpu_c.h */
@@ -162,7 +209,15 @@ Delegate* tflite_plugin_create_delegate(char** keys, char** values, size_t count
   const char* address = "";
   for (size_t i = 0; i < count; ++i)
     if (!strcmp(keys[i], "device")) address = values[i];
-  int is_there = getenv("FAKE_EDGETPU_USB") && !strncmp(address, "usb:", 4) ? open_stick(atoi(address + 4)) : is_listed(address);
+  Device* stick = NULL;
+  int is_there;
+  if (getenv("FAKE_EDGETPU_USB") && !strncmp(address, "usb:", 4)) {
+    pthread_mutex_lock(&opening);
+    is_there = (stick = open_stick(atoi(address + 4))) != NULL;
+    pthread_mutex_unlock(&opening);
+  } else {
+    is_there = is_listed(address);
+  }
   if (!is_there) {
     char message[128];
     snprintf(message, sizeof message, "the fake libedgetpu has no device '%.60s'", address);
@@ -171,7 +226,14 @@ Delegate* tflite_plugin_create_delegate(char** keys, char** values, size_t count
   }
   Delegate* delegate = calloc(1, sizeof *delegate);
   delegate->prepare = prepare;
+  delegate->data = stick;
   return delegate;
 }
 
-void tflite_plugin_destroy_delegate(Delegate* delegate) { free(delegate); }
+void tflite_plugin_destroy_delegate(Delegate* delegate) {
+  if (!delegate) return; /* a Delegate of Python that could not be made */
+  pthread_mutex_lock(&opening);
+  close_stick(delegate->data);
+  pthread_mutex_unlock(&opening);
+  free(delegate);
+}

@@ -1,0 +1,151 @@
+"""USB faults, on which libedgetpu ends its process: each stick has one, so that no frame and no other stage is lost.
+
+What a stick is to processes, the fake of libedgetpu says (`fakes/libedgetpu.c`).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
+
+from tests.edgetpu.networks import random_feeds, random_network, random_stages, run
+from tests.edgetpu.test_backend import assert_as_the_whole, compiled, frames_of, plan_of, tpus
+from tests.edgetpu.test_edge_tpu_command import PLATFORM, command, picture_network
+from tests.runtime.test_live_pipeline import failures, problem_of
+from tests.support.crashes import children_of
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.runtime import LivePipeline, Pipeline
+from tvm_pipeline.runtime.isolation import isolated
+from tvm_pipeline.runtime.stage_process import DeviceProcesses
+
+NETWORK = random_network(4)
+TWO = tpus("usb:0", "usb:1")
+
+pytestmark = pytest.mark.usefixtures("nothing_installed")
+
+
+@pytest.fixture
+def usb(desk, install_compiler, tmp_path) -> Path:
+    """Plug in two sticks, `left` and `right`, in this folder."""
+    install_compiler()
+    desk(left=False, right=False)
+    return tmp_path / "usb"
+
+
+def make_fault(stick: Path) -> bool:
+    """Make a USB fault of a stick; return whether a process had it open."""
+    try:
+        pipe = os.open(stick / "fault", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return False
+        raise
+    os.write(pipe, b"!")
+    os.close(pipe)
+    return True
+
+
+def holders(stick: Path) -> list[int]:
+    """Return the processes that this one has started and that have a stick open."""
+    return [
+        child
+        for child in sorted(children_of(os.getpid()))
+        if any(str(stick / "lock") == os.readlink(file) for file in Path(f"/proc/{child}/fd").iterdir())
+    ]
+
+
+@pytest.mark.parametrize("faults", [2, pytest.param(60, marks=pytest.mark.thorough)])
+def test_faults_in_the_middle_of_a_stream_cost_no_frame_and_no_other_stage(usb, faults):
+    model, platform = compiled(TWO)
+    problem, plan = problem_of(model, platform), plan_of(model.graph, random_stages(model.graph, 2, 0))
+    frames = [random_feeds(model.graph, seed) for seed in range(20)]
+    wanted = [run(NETWORK, frame, xnnpack=True) for frame in frames]
+    seen = asked = 0
+    with (
+        isolated(model, platform, plan.stages, every=False) as apart,
+        LivePipeline(apart, problem, plan, cool_down_s=0.05) as pipeline,
+    ):
+        others = holders(usb / "right")
+        assert len(others) == 1
+        for result in pipeline.map(
+            itertools.takewhile(lambda _: len(failures(pipeline)) < faults, itertools.cycle(frames))
+        ):
+            assert result.frame == seen
+            for name, value in wanted[seen % len(frames)].items():
+                np.testing.assert_array_equal(result.outputs[name], value)
+            seen += 1
+            time.sleep(1e-3)  # the processes that start need the cores
+            if asked == len(failures(pipeline)) and set(pipeline.plan.devices) == {"tpu0", "tpu1"}:
+                asked += make_fault(usb / "left")
+        assert holders(usb / "right") == others  # their process went on all the time
+    assert seen == pipeline.frames
+    assert len(failures(pipeline)) == faults
+    assert all("on tpu0 was killed by SIGABRT" in reason for reason in failures(pipeline))
+
+
+def test_stages_on_a_stick_share_its_process_also_those_of_another_model(usb):
+    """Another process could not open the stick."""
+    model, platform = compiled(TWO)
+    first, second, third = (stage.operators for stage in random_stages(model.graph, 3, 0))
+    again = plan_of(model.graph, [Stage(("tpu0",), first), Stage(("tpu1",), second), Stage(("tpu0",), third)])
+    processes, frames = DeviceProcesses(), frames_of(model.graph, 10)
+    with (
+        isolated(model, platform, again.stages, processes=processes, every=False) as one,
+        isolated(model, platform, again.stages, processes=processes, every=False) as other,
+        Pipeline(one, again, platform) as pipeline,
+        Pipeline(other, again, platform) as beside,
+    ):
+        assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
+        assert_as_the_whole(beside.map(frames), NETWORK, frames)
+        assert [len(holders(usb / name)) for name in ("left", "right")] == [1, 1]
+        assert len(children_of(os.getpid())) == 2
+    assert len(children_of(os.getpid())) == 2  # they keep the sticks open for the next plan
+    processes.end()
+    assert children_of(os.getpid()) == set()
+
+
+def test_only_sticks_have_processes(usb):
+    model, platform = compiled(tpus("usb:0", "cpu", "usb:5"))  # two of them stand-ins
+    plan = plan_of(model.graph, random_stages(model.graph, 3, 0))
+    frames = frames_of(model.graph, 3)
+    with isolated(model, platform, plan.stages, every=False) as apart, Pipeline(apart, plan, platform) as pipeline:
+        assert len(children_of(os.getpid())) == 1
+        assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
+    with isolated(model, platform, plan.stages) as apart, Pipeline(apart, plan, platform) as pipeline:
+        assert len(children_of(os.getpid())) == 3
+        assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("option", [(), ("--no-isolate",)])
+def test_a_run_survives_a_fault(usb, tmp_path, option):
+    needs("av")
+    needs("tvm_pipeline_video")
+    (tmp_path / "net.tflite").write_bytes(picture_network())
+    compiling = ("compile", tmp_path / "net.tflite", "--platform", PLATFORM, "--stages", 2, "--verify", 0)
+    assert command(*compiling, "-o", tmp_path / "net.tar").wait(120) == 0
+    lines = tmp_path / "out.jsonl"
+    options = ("--source", "synthetic:32x32@200:600", "--policy", "block", "--results", lines)
+    running = command("run", tmp_path / "net.tar", *options, *option)
+    while not (lines.exists() and lines.stat().st_size):
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.01)
+    assert make_fault(usb / "left")
+    _, errors = running.communicate(timeout=120)
+    if option:  # as without processes of their own
+        assert running.returncode == -6
+        return
+    assert running.returncode == 0, errors
+    assert [json.loads(line)["frame"] for line in lines.read_text().splitlines()] == list(range(600))
+    assert "was killed by SIGABRT" in errors
