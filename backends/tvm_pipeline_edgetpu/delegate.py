@@ -18,16 +18,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.processes import status_of_copy
-
-if TYPE_CHECKING:
-    from ai_edge_litert.interpreter import Delegate
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +49,8 @@ def edge_tpus(usb: Path = USB, dev: Path = Path("/dev")) -> list[str]:
     return [f"{kind}:{index}" for kind, count in Counter(kinds).items() for index in range(count)]
 
 
-_opening = threading.Lock()  # an address means another stick while one loads its firmware
-_sticks: dict[str, str] = {}  # the path of the stick that each address had when it was first opened
+_opening = threading.Lock()  # pycoral knows devices by numbers, which move while a stick loads its firmware
+_paths: dict[str, str] = {}  # of the devices that addresses had when they were first used
 
 
 def tflite() -> Any:
@@ -73,12 +69,34 @@ def tflite() -> Any:
         ) from error
 
 
-def load(address: str) -> Delegate:
+class EdgeTpuDelegate:
+    """The delegate of the Edge TPU at a path, for an interpreter of ai-edge-litert; the last one closes the device.
+
+    libedgetpu's numbers of sticks change when one of them loads its firmware; their paths, which name the ports, stay.
+    ai-edge-litert's own Delegate knows numbers alone, and holds the interpreter's lock for the seconds of an open.
+    """
+
+    def __init__(self, kind: str, path: str) -> None:
+        self._library = _library()
+        self._pointer = self._library.edgetpu_create_delegate(_KINDS.index(kind), path.encode(), None, 0)
+        if not self._pointer:
+            raise ValueError(f"at {path}")
+
+    def _get_native_delegate_pointer(self) -> int:
+        return int(self._pointer)
+
+    def __del__(self) -> None:  # an interpreter lets go of its delegates last
+        if getattr(self, "_pointer", None):
+            self._library.edgetpu_free_delegate(self._pointer)
+
+
+def load(address: str) -> Any:
     """Return the delegate of one Edge TPU; it opens the device, and closes it when the delegate is collected.
 
     Args:
-        address: an address in libedgetpu: `usb:0` or `pci:1` by the index among those of a kind, `:2` by the index
-            among all, `usb` or `pci` for any of a kind, and the empty string for any.
+        address: `usb:0` or `pci:1` by the index among those of a kind in the order of their ports, `:2` by the index
+            among all, PCIe first, `usb` or `pci` for the first of a kind, and the empty string for the first of all.
+            It stays with the port that it had first.
 
     Raises:
         PlatformError: the address is none, libedgetpu is not installed, or it cannot open such a device.
@@ -86,24 +104,23 @@ def load(address: str) -> Delegate:
     check_address(address)
     where = f"Edge TPU {address}" if address else "any Edge TPU"
     try:
-        # The library is loaded alone first, because a Delegate that fails to load it prints a second error later.
-        _ = ctypes.CDLL(LIBRARY).tflite_plugin_create_delegate
+        kind, path = _place(address)
+        if not (pycoral := _pycoral()):
+            return EdgeTpuDelegate(kind, path)
+        with _opening:
+            number = [path for its_kind, path in _listed() if its_kind == kind].index(path)
+            return pycoral.load_edgetpu_delegate({"device": f"{kind}:{number}"})
     except (OSError, AttributeError) as error:
         raise PlatformError(
             f"{where}: the library {LIBRARY} cannot be loaded ({error}); install the package libedgetpu1-std of "
             f"{BUILDS}, or name the library's folder in LD_LIBRARY_PATH"
         ) from error
-    try:
-        pycoral = _pycoral()
-        delegate_of = pycoral.load_edgetpu_delegate if pycoral else partial(tflite().load_delegate, LIBRARY)
-        with _opening:
-            _load_firmware(delegate_of)
-            return delegate_of({"device": _now(address)})
     except ValueError as error:
         there = ", ".join(edge_tpus()) or "none"
         raise PlatformError(
             f"{where}: {LIBRARY} cannot open it ({' '.join(str(error).split())}); plugged in: {there}; plug it in, "
-            "name one that is there, or let this user open it (the groups plugdev for USB, apex for PCIe)"
+            "name one that is there, end the process that uses it, or let this user open it (the groups plugdev for "
+            "USB, apex for PCIe)"
         ) from error
 
 
@@ -129,10 +146,13 @@ def check_library(use: Callable[[], object], address: str) -> None:
     with _trial:  # two copies would meet at one device
         if _works.is_set():
             return
-        status = status_of_copy(use, TRIAL_S)
-        if status == 0:
-            _works.set()
-            return
+        for _ in range(2):
+            status = status_of_copy(use, TRIAL_S)
+            if status == 0:
+                _works.set()
+                return
+            if status != -signal.SIGABRT:  # which a USB fault may have been, too
+                break
     how = f"hung for {TRIAL_S:.0f} s" if status is None else f"ended by {signal.Signals(-status).name}"
     raise PlatformError(
         f"Edge TPU {address or '(any)'}: a copy of this process that used {LIBRARY}{_library_version()} {how}. The "
@@ -180,52 +200,49 @@ def _pycoral() -> Any | None:
         return None
 
 
-def _load_firmware(delegate_of: Callable[[dict[str, str]], object]) -> None:
-    """Open each stick once that still has its boot loader, which loads the firmware.
-
-    libedgetpu lists such sticks before all others (driver/beagle/beagle_usb_driver_provider.cc, Enumerate). To open
-    `usb:0` would make another stick `usb:0`: of two cold ones, both addresses would reach the second in turn, and one
-    process may open a stick twice without an error.
-    """
-    for _ in range(_usb_numbers(USB).count(_COLD)):
-        if _COLD not in _usb_numbers(USB):
-            return
-        with suppress(ValueError):  # whoever may not open it is told so when the stick itself is opened
-            delegate_of({"device": "usb:0"})
-
-
-def _now(address: str) -> str:
-    """Return the present address of the stick that had this address first; a stick that came back may have another one.
-
-    libedgetpu numbers sticks in the order of the bus. Their paths, which name the ports, stay.
-    """
-    kind, _, index = address.partition(":")
-    paths = _usb_paths() if kind == "usb" and index else []
-    if int(index or 0) >= len(paths):
-        return address
-    path = _sticks.setdefault(address, paths[int(index)])
-    return f"usb:{paths.index(path)}" if path in paths else address
+def _place(address: str) -> tuple[str, str]:
+    """Return kind and path of the device that has this address, or had it first; raise ValueError if it is away."""
+    wanted, _, index = address.partition(":")
+    there = {path: kind for kind, path in _listed() if wanted in ("", kind)}
+    if address not in _paths and int(index or 0) < len(there):
+        _paths[address] = sorted(there, key=_port_order)[int(index or 0)]
+    path = _paths.get(address)
+    if path is None:
+        raise ValueError("there is no such device")
+    if path not in there:
+        raise ValueError(f"there is no device at {path} any more")
+    return there[path], path
 
 
-class _Listed(ctypes.Structure):  # struct edgetpu_device of tflite/public/edgetpu_c.h
+def _port_order(path: str) -> tuple[str, list[int], str]:
+    return path[:5], [int(number) for number in re.findall(r"\d+", path)], path
+
+
+_KINDS = ("pci", "usb")  # enum edgetpu_device_type of tflite/public/edgetpu_c.h
+
+
+class _Device(ctypes.Structure):  # struct edgetpu_device
     _fields_: ClassVar = [("type", ctypes.c_int), ("path", ctypes.c_char_p)]
 
 
-_USB_TYPE = 1
+def _library() -> ctypes.CDLL:
+    """Return libedgetpu with its C functions declared, which run without the interpreter's lock."""
+    library = ctypes.CDLL(LIBRARY)
+    library.edgetpu_list_devices.restype = ctypes.POINTER(_Device)
+    library.edgetpu_free_devices.argtypes = [ctypes.POINTER(_Device)]
+    library.edgetpu_create_delegate.restype = ctypes.c_void_p
+    library.edgetpu_create_delegate.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t]
+    library.edgetpu_free_delegate.argtypes = [ctypes.c_void_p]
+    return library
 
 
-def _usb_paths() -> list[str]:
-    """Return the paths of the sticks in libedgetpu's order; nothing where the library has no such list."""
-    try:
-        library = ctypes.CDLL(LIBRARY)
-        library.edgetpu_list_devices.restype = ctypes.POINTER(_Listed)
-        library.edgetpu_free_devices.argtypes = [ctypes.POINTER(_Listed)]
-    except (OSError, AttributeError):
-        return []
-    count = ctypes.c_size_t()
-    listed = library.edgetpu_list_devices(ctypes.byref(count))
-    found = [listed[index].path.decode() for index in range(count.value) if listed[index].type == _USB_TYPE]
-    library.edgetpu_free_devices(listed)
+def _listed() -> list[tuple[str, str]]:
+    """Return kind and path of each device in libedgetpu's order, such as /sys/bus/usb/devices/2-1.4 and /dev/apex_0."""
+    library, count = _library(), ctypes.c_size_t()
+    devices = library.edgetpu_list_devices(ctypes.byref(count))
+    found = [(_KINDS[device.type], device.path.decode()) for device in devices[: count.value]]
+    if devices:  # a null pointer where there is none
+        library.edgetpu_free_devices(devices)
     return found
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,17 +44,22 @@ def usb(desk, install_compiler, tmp_path) -> Path:
     return tmp_path / "usb"
 
 
-def make_fault(stick: Path) -> bool:
-    """Make a USB fault of a stick; return whether a process had it open."""
+def write(pipe: Path, text: bytes) -> bool:
+    """Write into a named pipe; return whether a process reads it."""
     try:
-        pipe = os.open(stick / "fault", os.O_WRONLY | os.O_NONBLOCK)
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return False
         raise
-    os.write(pipe, b"!")
-    os.close(pipe)
+    os.write(descriptor, text)
+    os.close(descriptor)
     return True
+
+
+def make_fault(stick: Path) -> bool:
+    """Make a USB fault of a stick; return whether a process had it open."""
+    return write(stick / "fault", b"!")
 
 
 def holders(stick: Path) -> list[int]:
@@ -92,6 +98,37 @@ def test_faults_in_the_middle_of_a_stream_cost_no_frame_and_no_other_stage(usb, 
     assert seen == pipeline.frames
     assert len(failures(pipeline)) == faults
     assert all("on tpu0 was killed by SIGABRT" in reason for reason in failures(pipeline))
+
+
+def test_a_stick_that_opens_slowly_holds_up_no_frame(usb):
+    """It returns after a fault; frames go through the other stick until it is open."""
+    model, platform = compiled(TWO)
+    problem, plan = problem_of(model, platform), plan_of(model.graph, random_stages(model.graph, 2, 0))
+    frames, while_opening, slow = frames_of(model.graph, 5), 0, usb / "left" / "slow"
+    with (
+        isolated(model, platform, plan.stages, every=False) as apart,
+        LivePipeline(apart, problem, plan, cool_down_s=0.05) as pipeline,
+    ):
+
+        def inputs() -> Iterator[dict[str, np.ndarray]]:
+            nonlocal while_opening
+            yield frames[0]
+            os.mkfifo(slow)
+            assert make_fault(usb / "left")
+            for frame in itertools.cycle(frames):
+                yield frame
+                if while_opening < 200:
+                    while_opening += write(slow, b"")
+                elif slow.exists():
+                    if write(slow, b"!"):
+                        slow.unlink()
+                elif failures(pipeline) and set(pipeline.plan.devices) == {"tpu0", "tpu1"}:
+                    return
+                time.sleep(1e-3)  # the process that starts needs the cores
+
+        results = sum(1 for _ in pipeline.map(inputs()))
+    assert results == pipeline.frames > 200
+    assert len(failures(pipeline)) == 1
 
 
 def test_stages_on_a_stick_share_its_process_also_those_of_another_model(usb):

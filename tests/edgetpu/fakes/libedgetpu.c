@@ -1,14 +1,15 @@
-/* Stands in for libedgetpu.so.1 where no Edge TPU is: a TFLite delegate plug-in that opens the devices listed in the
- * environment variable FAKE_EDGETPUS ("usb:0,pci:0") and leaves every operator to the CPU. Addresses are read as
- * tflite/edgetpu_delegate_for_custom_op_tflite_plugin.cc of google-coral/libedgetpu reads them; unlike it, it says why
- * it gives no delegate.
+/* Stands in for libedgetpu.so.1 where no Edge TPU is, and leaves every operator to the CPU. Devices are listed, opened by
+ * path, and by index through TFLite's plug-in, as tflite/edgetpu_c.cc and
+ * tflite/edgetpu_delegate_for_custom_op_tflite_plugin.cc of google-coral/libedgetpu do it.
  *
- * FAKE_EDGETPU_USB, a folder in the form of /sys/bus/usb/devices, takes its place for sticks, and the file `opened` in it gets
- * the name of each stick that is opened. As in the real library, sticks with their boot loader come before the others
- * (driver/beagle/beagle_usb_driver_provider.cc, Enumerate), and to open one of them loads its firmware, after which the
- * stick has other numbers and a new address on the bus. A stick that is open is shared within its process
- * (tflite/edgetpu_manager_direct.cc, OpenDeviceInternal), and busy for all others, as libusb_claim_interface has it. A byte in
- * its named pipe `fault` is a USB fault: the thread of its events ends the process by LOG(FATAL) (driver/usb/usb_driver.cc).
+ * FAKE_EDGETPUS ("usb:0,pci:0") has the devices, or FAKE_EDGETPU_USB, a folder in the form of /sys/bus/usb/devices, in which the
+ * file `opened` gets the name of each stick that is opened, with the options. As in the real library, sticks with their
+ * boot loader come before the others (driver/beagle/beagle_usb_driver_provider.cc, Enumerate), and to open one of them loads
+ * its firmware, after which the stick has other numbers and a new address on the bus. A stick that is open is shared within
+ * its process (tflite/edgetpu_manager_direct.cc, OpenDeviceInternal), and busy for all others, as libusb_claim_interface has
+ * it. A byte in its named pipe `fault` is a USB fault: the thread of its events ends the process by LOG(FATAL)
+ * (driver/usb/usb_driver.cc). To open it takes until there is a byte in its named pipe `slow`, if it has one, because the real
+ * library resets the port and waits (usb_driver.cc). The file `aborts` says how many opens end by LOG(FATAL).
  *
  * With KERNEL, the delegate takes the first operator, as the real one takes each `edgetpu-custom-op`
  * (tflite/edgetpu_delegate_for_custom_op.cc), with a kernel that computes nothing. With TF_2_5, it does so in the layout of
@@ -82,19 +83,6 @@ static int prepare(void* context, Delegate* delegate) { return 0; /* kTfLiteOk *
 
 const char* edgetpu_version(void) { return "BuildLabel(FAKE), RuntimeVersion(14)"; }
 
-/* "" is any device, "usb" any of a kind, ":1" the second of all, "usb:1" this one. */
-static int is_listed(const char* address) {
-  const char* listed = getenv("FAKE_EDGETPUS");
-  char* devices = strdup(listed ? listed : "");
-  int found = 0, place = 0;
-  for (char* device = strtok(devices, ","); device && !found; device = strtok(NULL, ","), ++place)
-    found = address[0] == ':' ? atoi(address + 1) == place
-            : strchr(address, ':') ? !strcmp(address, device)
-                                   : !strncmp(address, device, strlen(address));
-  free(devices);
-  return found;
-}
-
 typedef struct { char name[64]; int is_cold, address; } Stick;
 
 static void line(char* text, size_t size, const char* stick, const char* key, const char* written) {
@@ -147,23 +135,37 @@ static int file_of(const char* stick, const char* name, int flags) {
   return open(path, flags | O_CLOEXEC, 0666);
 }
 
-static Device* open_stick(int index) {
+static Device* open_stick(const char* name, const char* options) {
   Stick sticks[8];
-  int count = list_sticks(sticks, 8), highest = 0;
-  if (index >= count) return NULL;
+  int count = list_sticks(sticks, 8), highest = 0, index = 0;
+  while (index < count && strcmp(sticks[index].name, name)) ++index;
+  if (index == count) return NULL;
   Device* device = NULL;
   for (int i = 7; i >= 0; --i)
     if (!devices[i].users) device = &devices[i];
   for (int i = 0; i < 8; ++i)
-    if (devices[i].users && !strcmp(devices[i].name, sticks[index].name)) device = &devices[i];
+    if (devices[i].users && !strcmp(devices[i].name, name)) device = &devices[i];
   if (!device->users) {
-    device->lock = file_of(sticks[index].name, "lock", O_RDWR | O_CREAT);
+    device->lock = file_of(name, "lock", O_RDWR | O_CREAT);
     if (flock(device->lock, LOCK_EX | LOCK_NB)) {
       close(device->lock);
       return NULL;
     }
-    strcpy(device->name, sticks[index].name);
-    device->fault = file_of(sticks[index].name, "fault", O_RDWR); /* which does not wait for a writer */
+    char text[16], byte;
+    line(text, sizeof text, name, "aborts", NULL);
+    if (atoi(text)) {
+      snprintf(text, sizeof text, "%d", atoi(text) - 1);
+      line(NULL, 0, name, "aborts", text);
+      abort();
+    }
+    int slow = file_of(name, "slow", O_RDONLY);
+    while (slow >= 0 && read(slow, &byte, 1) != 1) {
+      close(slow);
+      slow = file_of(name, "slow", O_RDONLY);
+    }
+    if (slow >= 0) close(slow);
+    strcpy(device->name, name);
+    device->fault = file_of(name, "fault", O_RDWR); /* which does not wait for a writer */
     pthread_create(&device->events, NULL, handle_events, device);
   }
   ++device->users;
@@ -172,14 +174,14 @@ static Device* open_stick(int index) {
   if (sticks[index].is_cold) {
     char address[16];
     snprintf(address, sizeof address, "%d", highest + 1);
-    line(NULL, 0, sticks[index].name, "idVendor", "18d1");
-    line(NULL, 0, sticks[index].name, "idProduct", "9302");
-    line(NULL, 0, sticks[index].name, "devnum", address);
+    line(NULL, 0, name, "idVendor", "18d1");
+    line(NULL, 0, name, "idProduct", "9302");
+    line(NULL, 0, name, "devnum", address);
   }
   char path[4096];
   snprintf(path, sizeof path, "%s/opened", getenv("FAKE_EDGETPU_USB"));
   FILE* file = fopen(path, "a");
-  fprintf(file, "%s\n", sticks[index].name);
+  fprintf(file, "%s%s\n", name, options);
   fclose(file);
   return device;
 }
@@ -193,47 +195,85 @@ static void close_stick(Device* device) {
 }
 
 /* tflite/public/edgetpu_c.h */
+enum { EDGETPU_APEX_PCI = 0, EDGETPU_APEX_USB = 1 };
 struct edgetpu_device { int type; const char* path; };
+struct edgetpu_option { const char *name, *value; };
+
+#define USB "/sys/bus/usb/devices/"
+#define PCI "/dev/apex_"
 
 struct edgetpu_device* edgetpu_list_devices(size_t* count) {
-  static struct edgetpu_device listed[8]; /* one thread asks */
-  static Stick sticks[8];
-  *count = getenv("FAKE_EDGETPU_USB") ? list_sticks(sticks, 8) : 0;
-  for (size_t i = 0; i < *count; ++i) listed[i] = (struct edgetpu_device){1 /* EDGETPU_APEX_USB */, sticks[i].name};
-  return listed;
+  struct { struct edgetpu_device devices[8]; char paths[8][96]; }* listed = calloc(1, sizeof *listed);
+  *count = 0;
+  if (getenv("FAKE_EDGETPU_USB")) {
+    Stick sticks[8];
+    *count = list_sticks(sticks, 8);
+    for (size_t i = 0; i < *count; ++i) {
+      snprintf(listed->paths[i], sizeof *listed->paths, USB "%s", sticks[i].name);
+      listed->devices[i].type = EDGETPU_APEX_USB;
+    }
+  } else {
+    char *names = strdup(getenv("FAKE_EDGETPUS") ? getenv("FAKE_EDGETPUS") : ""), *rest;
+    for (char* name = strtok_r(names, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
+      int is_usb = !strncmp(name, "usb", 3), index = atoi(name + 4);
+      snprintf(listed->paths[*count], sizeof *listed->paths, is_usb ? USB "1-%d" : PCI "%d", is_usb ? index + 1 : index);
+      listed->devices[(*count)++].type = is_usb ? EDGETPU_APEX_USB : EDGETPU_APEX_PCI;
+    }
+    free(names);
+  }
+  for (size_t i = 0; i < *count; ++i) listed->devices[i].path = listed->paths[i];
+  return (struct edgetpu_device*)listed;
 }
 
-void edgetpu_free_devices(struct edgetpu_device* devices) {}
+void edgetpu_free_devices(struct edgetpu_device* devices) { free(devices); }
 
-Delegate* tflite_plugin_create_delegate(char** keys, char** values, size_t count, void (*report_error)(const char*)) {
-  const char* address = "";
-  for (size_t i = 0; i < count; ++i)
-    if (!strcmp(keys[i], "device")) address = values[i];
+Delegate* edgetpu_create_delegate(int type, const char* path, const struct edgetpu_option* options, size_t count) {
   Device* stick = NULL;
-  int is_there;
-  if (getenv("FAKE_EDGETPU_USB") && !strncmp(address, "usb:", 4)) {
-    pthread_mutex_lock(&opening);
-    is_there = (stick = open_stick(atoi(address + 4))) != NULL;
-    pthread_mutex_unlock(&opening);
-  } else {
-    is_there = is_listed(address);
+  pthread_mutex_lock(&opening);
+  size_t listed_count, found = 0;
+  struct edgetpu_device* listed = edgetpu_list_devices(&listed_count);
+  while (found < listed_count && (listed[found].type != type || strcmp(listed[found].path, path))) ++found;
+  int is_there = found < listed_count;
+  edgetpu_free_devices(listed);
+  if (is_there && getenv("FAKE_EDGETPU_USB")) {
+    char text[256] = "";
+    for (size_t i = 0; i < count; ++i) {
+      strcat(strcat(strcat(strcat(text, ","), options[i].name), "="), options[i].value);
+    }
+    is_there = (stick = open_stick(path + strlen(USB), text)) != NULL;
   }
-  if (!is_there) {
-    char message[128];
-    snprintf(message, sizeof message, "the fake libedgetpu has no device '%.60s'", address);
-    report_error(message);
-    return NULL;
-  }
+  pthread_mutex_unlock(&opening);
+  if (!is_there) return NULL;
   Delegate* delegate = calloc(1, sizeof *delegate);
   delegate->prepare = prepare;
   delegate->data = stick;
   return delegate;
 }
 
-void tflite_plugin_destroy_delegate(Delegate* delegate) {
+void edgetpu_free_delegate(Delegate* delegate) {
   if (!delegate) return; /* a Delegate of Python that could not be made */
   pthread_mutex_lock(&opening);
   close_stick(delegate->data);
   pthread_mutex_unlock(&opening);
   free(delegate);
 }
+
+Delegate* tflite_plugin_create_delegate(char** keys, char** values, size_t count, void (*report_error)(const char*)) {
+  const char *address = "", *colon;
+  for (size_t i = 0; i < count; ++i)
+    if (!strcmp(keys[i], "device")) address = values[i];
+  int index = (colon = strchr(address, ':')) ? atoi(colon + 1) : 0;
+  size_t listed_count;
+  struct edgetpu_device* listed = edgetpu_list_devices(&listed_count);
+  Delegate* delegate = NULL;
+  for (size_t i = 0; i < listed_count && !delegate; ++i) {
+    const char* kind = listed[i].type == EDGETPU_APEX_USB ? "usb" : "pci";
+    if ((address[0] && address[0] != ':' && strncmp(address, kind, 3)) || index--) continue;
+    delegate = edgetpu_create_delegate(listed[i].type, listed[i].path, NULL, 0);
+    break;
+  }
+  edgetpu_free_devices(listed);
+  return delegate;
+}
+
+void tflite_plugin_destroy_delegate(Delegate* delegate) { edgetpu_free_delegate(delegate); }
