@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import logging
+import os
 import platform
 import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any, ClassVar
 
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.processes import status_of_copy
+from tvm_pipeline.system_files import file_number
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +53,12 @@ def edge_tpus(usb: Path = USB, dev: Path = Path("/dev")) -> list[str]:
 
 
 _opening = threading.Lock()  # pycoral knows devices by numbers, which move while a stick loads its firmware
-_paths: dict[str, str] = {}  # of the devices that addresses had when they were first used
+# This variable of the environment has, as JSON, the paths of the devices that addresses had when they were first used:
+# the processes of stages then mean the same devices, also while one of them is away.
+PATHS = "TVM_PIPELINE_EDGE_TPUS"
+APEX = Path("/sys/class/apex")
+_ADDRESS = re.compile(r"((?:usb|pci)?(?::\d+)?)(?: Performance=(Low|Medium|High|Max))?")
+_HIGH_SPEED = 480  # Mbit/s of USB 2, as the kernel tells it
 
 
 def tflite() -> Any:
@@ -76,9 +84,10 @@ class EdgeTpuDelegate:
     ai-edge-litert's own Delegate knows numbers alone, and holds the interpreter's lock for the seconds of an open.
     """
 
-    def __init__(self, kind: str, path: str) -> None:
+    def __init__(self, kind: str, path: str, options: Mapping[str, str]) -> None:
         self._library = _library()
-        self._pointer = self._library.edgetpu_create_delegate(_KINDS.index(kind), path.encode(), None, 0)
+        told = (_Option * len(options))(*(_Option(name.encode(), value.encode()) for name, value in options.items()))
+        self._pointer = self._library.edgetpu_create_delegate(_KINDS.index(kind), path.encode(), told, len(told))
         if not self._pointer:
             raise ValueError(f"at {path}")
 
@@ -96,7 +105,8 @@ def load(address: str) -> Any:
     Args:
         address: `usb:0` or `pci:1` by the index among those of a kind in the order of their ports, `:2` by the index
             among all, PCIe first, `usb` or `pci` for the first of a kind, and the empty string for the first of all.
-            It stays with the port that it had first.
+            It stays with the port that it had first. ` Performance=Low`, `Medium`, `High` or `Max` may follow: the
+            clock of a stick, in the words of libedgetpu. Without it, libedgetpu1-std and -max have one each.
 
     Raises:
         PlatformError: the address is none, libedgetpu is not installed, or it cannot open such a device.
@@ -105,11 +115,12 @@ def load(address: str) -> Any:
     where = f"Edge TPU {address}" if address else "any Edge TPU"
     try:
         kind, path = _place(address)
+        options = {"Performance": level} if (level := performance(address)) else {}
         if not (pycoral := _pycoral()):
-            return EdgeTpuDelegate(kind, path)
+            return EdgeTpuDelegate(kind, path, options)
         with _opening:
             number = [path for its_kind, path in _listed() if its_kind == kind].index(path)
-            return pycoral.load_edgetpu_delegate({"device": f"{kind}:{number}"})
+            return pycoral.load_edgetpu_delegate({"device": f"{kind}:{number}", **options})
     except (OSError, AttributeError) as error:
         raise PlatformError(
             f"{where}: the library {LIBRARY} cannot be loaded ({error}); install the package libedgetpu1-std of "
@@ -171,10 +182,48 @@ def _library_version() -> str:
 
 def check_address(address: str) -> None:
     """Raise PlatformError where libedgetpu does not accept the address."""
-    if not re.fullmatch(r"(usb|pci)?(:\d+)?", address):
+    if not _ADDRESS.fullmatch(address):
         raise PlatformError(
-            f"{address!r} is no address of an Edge TPU; write usb:0, pci:1, usb, pci or nothing for any"
+            f"{address!r} is no address of an Edge TPU; write usb:0, pci:1, usb, pci or nothing for any, and behind it "
+            "Performance=Low, Medium, High or Max if you want"
         )
+
+
+def performance(address: str) -> str:
+    """Return the level of performance that an address asks for; empty without one."""
+    found = _ADDRESS.fullmatch(address)
+    return (found[2] or "") if found else ""
+
+
+def known_path(address: str) -> str:
+    """Return the path of the device that an address had first; empty where it had none."""
+    return str(json.loads(os.environ.get(PATHS, "{}")).get(address.partition(" ")[0], ""))
+
+
+def usb_mbit_per_s(address: str) -> int | None:
+    """Return the speed of the port of a stick, 480 for USB 2 and 5000 for USB 3; None where it is not known."""
+    path = known_path(address)
+    return file_number(USB / Path(path).name / "speed") if path.startswith("/sys/") else None
+
+
+def is_usb_2(address: str) -> bool:
+    return (usb_mbit_per_s(address) or _HIGH_SPEED + 1) <= _HIGH_SPEED
+
+
+def heat(address: str) -> str:
+    """Return the temperature of a PCIe Edge TPU and where its driver slows it down; empty where nobody tells.
+
+    Source: https://coral.ai/docs/pcie-parameters, `temp` and `trip_point0_temp` to `trip_point2_temp`, in millidegrees.
+    """
+    folder = APEX / Path(known_path(address)).name
+    now = file_number(folder / "temp")
+    if not known_path(address).startswith("/dev/") or now is None:
+        return ""
+    trips = [file_number(folder / f"trip_point{number}_temp") for number in range(3)]
+    known = [trip / 1000 for trip in trips if trip is not None]
+    slowed = sum(now / 1000 >= trip for trip in known)
+    steps = f", slowed down from {', '.join(f'{trip:g}' for trip in known)} °C on" if known else ""
+    return f"{now / 1000:g} °C{steps}{', and so it is now' if slowed else ''}"
 
 
 def absence(address: str) -> str | None:
@@ -202,16 +251,21 @@ def _pycoral() -> Any | None:
 
 def _place(address: str) -> tuple[str, str]:
     """Return kind and path of the device that has this address, or had it first; raise ValueError if it is away."""
-    wanted, _, index = address.partition(":")
+    wanted, _, index = (bare := address.partition(" ")[0]).partition(":")
     there = {path: kind for kind, path in _listed() if wanted in ("", kind)}
-    if address not in _paths and int(index or 0) < len(there):
-        _paths[address] = sorted(there, key=_port_order)[int(index or 0)]
-    path = _paths.get(address)
-    if path is None:
-        raise ValueError("there is no such device")
+    with _naming:
+        path = known_path(bare)
+        if not path:
+            if int(index or 0) >= len(there):
+                raise ValueError("there is no such device")
+            path = sorted(there, key=_port_order)[int(index or 0)]
+            os.environ[PATHS] = json.dumps({**json.loads(os.environ.get(PATHS, "{}")), bare: path})
     if path not in there:
         raise ValueError(f"there is no device at {path} any more")
     return there[path], path
+
+
+_naming = threading.Lock()
 
 
 def _port_order(path: str) -> tuple[str, list[int], str]:
@@ -223,6 +277,10 @@ _KINDS = ("pci", "usb")  # enum edgetpu_device_type of tflite/public/edgetpu_c.h
 
 class _Device(ctypes.Structure):  # struct edgetpu_device
     _fields_: ClassVar = [("type", ctypes.c_int), ("path", ctypes.c_char_p)]
+
+
+class _Option(ctypes.Structure):  # struct edgetpu_option
+    _fields_: ClassVar = [("name", ctypes.c_char_p), ("value", ctypes.c_char_p)]
 
 
 def _library() -> ctypes.CDLL:

@@ -42,8 +42,13 @@ _USB = DeviceModel(
     cached_bytes=7046430,
     refill_bytes_per_s=430e6,
 )
+_USB_2 = 53.248e6  # bytes a second at most: 13 packets of 512 bytes in each of 8000 microframes (USB 2.0, 5.8.4)
 MODELS: Mapping[str, DeviceModel] = MappingProxyType(
-    {"usb": _USB, "pci": replace(_USB, call_s=0.0001, refill_bytes_per_s=387e6)}
+    {
+        "usb": _USB,
+        "usb 2": replace(_USB, input_bytes_per_s=_USB_2, output_bytes_per_s=_USB_2, refill_bytes_per_s=_USB_2),
+        "pci": replace(_USB, call_s=0.0001, refill_bytes_per_s=387e6),
+    }
 )
 
 
@@ -74,7 +79,7 @@ class EdgeTpuBackend(Backend):
         from tvm_pipeline_edgetpu.delegate import edge_tpus
 
         return [
-            Device(f"tpu{index}", self.name, target=address, cache_bytes=SRAM_BYTES, model=_model(address))
+            Device(f"tpu{index}", self.name, target=address, cache_bytes=SRAM_BYTES)
             for index, address in enumerate(edge_tpus())
         ]
 
@@ -99,6 +104,39 @@ class EdgeTpuBackend(Backend):
         reason = absence(device.target)
         stand_in = f"{KERNELS} ({reason})" if reason else ""
         return replace(device, model=device.model or _model(device.target), stand_in=stand_in)
+
+    def check_together(self, devices: Sequence[Device]) -> None:
+        """Raise PlatformError where two settled devices are one Edge TPU: a plan must not count it twice."""
+        from tvm_pipeline_edgetpu.delegate import known_path
+
+        ports: dict[str, Device] = {}
+        for device in filter(self.own_process, devices):
+            other = ports.setdefault(known_path(device.target), device)
+            if other is not device:
+                raise PlatformError(
+                    f"devices {other.name} ({other.target}) and {device.name} ({device.target}) are one Edge TPU, that "
+                    f"at {known_path(device.target)}; leave one of them out, or give each its own address, such as "
+                    "usb:0 and usb:1"
+                )
+
+    def describe(self, device: Device) -> str:
+        """Return how a settled Edge TPU is connected and clocked, on which its speed hangs."""
+        from tvm_pipeline_edgetpu.delegate import is_usb_2, performance, usb_mbit_per_s
+
+        if not self.own_process(device):
+            return ""
+        level, speed = performance(device.target), usb_mbit_per_s(device.target)
+        usb = f"USB {2 if is_usb_2(device.target) else 3}, {speed} Mbit/s" if speed else ""
+        return ", ".join(filter(None, (usb, level and f"Performance={level}")))
+
+    def state(self, device: Device) -> str:
+        from tvm_pipeline_edgetpu.delegate import heat, is_usb_2, known_path
+
+        if not self.own_process(device):
+            return ""
+        slow = "parameters beyond its cache come slowly by USB 2; plug it into a port of USB 3"
+        advice = slow if is_usb_2(device.target) else ""
+        return "; ".join(filter(None, (f"at {known_path(device.target)}", heat(device.target), advice)))
 
     def own_process(self, device: Device) -> bool:
         """Return True for a real Edge TPU: on a USB fault, libedgetpu calls abort() (driver/usb/usb_driver.cc)."""
@@ -153,4 +191,6 @@ class EdgeTpuBackend(Backend):
 
 
 def _model(address: str) -> DeviceModel:
-    return MODELS["pci" if address.startswith("pci") else "usb"]
+    from tvm_pipeline_edgetpu.delegate import is_usb_2
+
+    return MODELS["pci" if address.startswith("pci") else "usb 2" if is_usb_2(address) else "usb"]

@@ -26,7 +26,7 @@ def nothing_installed(tmp_path, monkeypatch) -> None:
 def plug(monkeypatch) -> Callable[[str], None]:
     """Set which devices the library finds from now on."""
     preload_libedgetpu()
-    monkeypatch.setattr(delegate, "_paths", {})
+    monkeypatch.setenv(delegate.PATHS, "{}")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(libedgetpu().parent))  # of processes that are started
     return lambda listed: monkeypatch.setenv("FAKE_EDGETPUS", listed)
 
@@ -51,7 +51,7 @@ def desk(tmp_path, monkeypatch) -> Callable[..., Callable[[], list[str]]]:
     preload_libedgetpu()
     usb = tmp_path / "usb"
     monkeypatch.setattr(delegate, "USB", usb)
-    monkeypatch.setattr(delegate, "_paths", {})
+    monkeypatch.setenv(delegate.PATHS, "{}")
     monkeypatch.setenv("FAKE_EDGETPU_USB", str(usb))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(libedgetpu().parent))  # of processes that are started
 

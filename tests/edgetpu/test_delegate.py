@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from ai_edge_litert.interpreter import Interpreter
 from tests.edgetpu.fakes import libedgetpu, usb_device
 from tests.edgetpu.networks import random_feeds, random_network, run
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline_edgetpu import delegate
 from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load
 from tvm_pipeline_edgetpu.model import read_model
 
@@ -65,7 +67,7 @@ def test_a_device_that_is_not_there(plug, listed, address):
     assert "\n" not in reason
 
 
-@pytest.mark.parametrize("address", ["usb:", "usb:x", "pcie:0", "usb:-1", "usb:0\n", "0"])
+@pytest.mark.parametrize("address", ["usb:", "usb:x", "pcie:0", "usb:-1", "usb:0\n", "0", "usb:0 Performance=low"])
 def test_no_address(address):
     with pytest.raises(PlatformError, match="no address of an Edge TPU; write usb:0"):
         load(address)
@@ -103,6 +105,32 @@ def test_a_stick_that_came_back_keeps_its_address(desk, tmp_path, gone):
         (tmp_path / "usb" / gone / name).write_text(f"{text}\n")
     load(address)
     assert opened()[-1] == gone
+
+
+@pytest.mark.parametrize("address", ["usb:0", "usb:1"])
+def test_another_process_means_the_same_stick_while_one_is_away(desk, tmp_path, address):
+    """So does the process of a stage that starts after a fault: `usb:0` must not be the stick that is left."""
+    opened = desk(left=True, right=True)
+    for each in ("usb:0", "usb:1"):
+        load(each)
+    shutil.rmtree(tmp_path / "usb" / "left")
+    told, _ = in_a_process(f"print(absence({address!r}))")
+    if address == "usb:0":
+        assert "there is no device at /sys/bus/usb/devices/left any more" in told
+    else:
+        assert (told, opened()[-1]) == ("None\n", "right")
+
+
+@pytest.mark.parametrize("cycle", range(20))
+def test_cold_sticks_are_the_same_devices_in_each_process(desk, cycle):
+    """As in each of 20 starts, whichever of the two has been opened first."""
+    opened = desk(left=True, right=True)
+    first, second = ("usb:0", "usb:1") if cycle % 2 else ("usb:1", "usb:0")
+    load(first)
+    os.environ[delegate.PATHS] = "{}"  # another process that was started by somebody else
+    load(second)
+    load(first)
+    assert opened() == (["left", "right", "left"] if cycle % 2 else ["right", "left", "right"])
 
 
 def in_a_process(code, **environment):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,14 +17,17 @@ needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import load_delegate
 
+from tests.edgetpu.fakes import preload_libedgetpu, usb_device
 from tests.edgetpu.networks import random_network
+from tests.support.command import run_command
 from tvm_pipeline import read_platform
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline_edgetpu import backend
+from tvm_pipeline.workflow.doubts import known_devices
+from tvm_pipeline_edgetpu import backend, delegate
 from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 PLATFORMS = Path(__file__).parents[2] / "profiles" / "platforms"
@@ -93,7 +97,7 @@ def test_the_figures_filled_in_are_those_of_the_platform_files(path):
     for device in read_platform(path).devices:
         assert device.model == MODELS[device.target[:3]]
         [filled] = [found for found in backend_devices(device.target) if found.target == device.target]
-        assert (filled.cache_bytes, filled.model) == (device.cache_bytes, device.model)
+        assert (filled.cache_bytes, backend.settle(filled).model) == (device.cache_bytes, device.model)
 
 
 def backend_devices(address: str) -> list[Device]:
@@ -121,7 +125,65 @@ def test_devices_that_are_plugged_in_are_detected(plug, monkeypatch):
         ("tpu1", "usb:1"),
         ("tpu2", "pci:0"),
     ]
-    assert [backend.settle(device) for device in found] == found
+    settled = [backend.settle(device) for device in found]
+    assert settled == [replace(device, model=MODELS[device.target[:3]]) for device in found]
+
+
+@pytest.fixture
+def ports(tmp_path, monkeypatch) -> Path:
+    """Plug two sticks in, in the form of /sys/bus/usb/devices: one of them is cold, and at a port of USB 2."""
+    preload_libedgetpu()
+    usb = tmp_path / "usb"
+    monkeypatch.setattr(delegate, "USB", usb)
+    monkeypatch.setenv(delegate.PATHS, "{}")
+    monkeypatch.setenv("FAKE_EDGETPU_USB", str(usb))
+    usb_device(usb, "2-1.4", "18d1", "9302", devnum="3", speed="5000")
+    usb_device(usb, "1-2", "1a6e", "089a", devnum="4", speed="480")
+    return usb
+
+
+def test_what_a_stick_is_and_where_is_told(ports, tmp_path, capfd, monkeypatch):
+    (tmp_path / "desk.toml").write_text(
+        'name = "desk"\n[[device]]\nname = "slow"\nbackend = "edgetpu"\ntarget = "usb:0"\n'
+        '[[device]]\nname = "fast"\nbackend = "edgetpu"\ntarget = "usb:1 Performance=Low"\n'
+    )
+    outcome = run_command(capfd, monkeypatch, "devices", "--platform", tmp_path / "desk.toml", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == (
+        "slow: USB 2, 480 Mbit/s; at /sys/bus/usb/devices/1-2; parameters beyond its cache come slowly by USB 2; plug "
+        "it into a port of USB 3 fast: USB 3, 5000 Mbit/s, Performance=Low; at /sys/bus/usb/devices/2-1.4"
+    )
+    assert (ports / "opened").read_text().split() == ["1-2", "2-1.4,Performance=Low"]
+    _, settled = settle_platform(read_platform(tmp_path / "desk.toml"))
+    assert [device.model for device in settled.devices] == [MODELS["usb 2"], MODELS["usb"]]
+    assert known_devices(settled) == {
+        "device slow": "USB 2, 480 Mbit/s",
+        "device fast": "USB 3, 5000 Mbit/s, Performance=Low",
+    }
+
+
+@pytest.mark.parametrize("other", ["usb", ":0", "usb:0 Performance=Low"])
+def test_two_devices_of_one_port_are_refused(ports, other):
+    with pytest.raises(PlatformError, match=r"tpu0 \(usb:0\) and tpu1 \(.*\) are one Edge TPU, that at /sys.*/1-2; "):
+        settle_platform(tpus("usb:0", other))
+    settle_platform(tpus("usb:0", "usb:1", "cpu", "cpu", "usb:7", "usb:8"))  # stand-ins are no devices
+
+
+@pytest.mark.parametrize(
+    ("millidegrees", "told"),
+    [
+        (64250, "at /dev/apex_0; 64.25 °C, slowed down from 85, 90, 95 °C on"),
+        (90000, "at /dev/apex_0; 90 °C, slowed down from 85, 90, 95 °C on, and so it is now"),
+    ],
+)
+def test_the_heat_of_a_pcie_device_is_told(plug, tmp_path, monkeypatch, millidegrees, told):
+    """The files and the usual trip points are those of https://coral.ai/docs/pcie-parameters."""
+    plug("pci:0")
+    monkeypatch.setattr(delegate, "APEX", tmp_path)
+    (tmp_path / "apex_0").mkdir()
+    for name, value in {"temp": millidegrees, **{f"trip_point{i}_temp": 85000 + 5000 * i for i in range(3)}}.items():
+        (tmp_path / "apex_0" / name).write_text(f"{value}\n")
+    assert backend.state(backend.settle(tpus("pci:0").devices[0])) == told
 
 
 @pytest.mark.parametrize(

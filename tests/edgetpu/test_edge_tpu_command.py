@@ -178,6 +178,21 @@ def test_a_bundle_whose_device_was_unplugged(cli, model, devices, compiler, tmp_
         fails(outcome, "net.tar", "device tpu1", "usb:1", "plug it in")
 
 
+@pytest.mark.thorough
+def test_a_model_file_is_compiled_again_where_a_stick_has_another_port(cli, model, desk, compiler, tmp_path):
+    needs("av")
+    needs("tvm_pipeline_video")
+    desk(left=False, right=False)
+    said = []
+    for mbit_per_s in (5000, 5000, 480):
+        (tmp_path / "usb" / "left" / "speed").write_text(f"{mbit_per_s}\n")
+        outcome = cli("run", model, "--platform", PLATFORM, "--source", "synthetic:32x32@30:3")
+        assert outcome.code == 0, outcome.err
+        said.append(outcome.err)
+    assert "was compiled before" in said[1]
+    assert "net.tflite is compiled anew: its devices are connected or clocked in another way" in said[2]
+
+
 # Errors
 
 

@@ -51,7 +51,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2150,
+    "tvm_pipeline/backends": 2200,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 2650,
     "tvm_pipeline/core": 3200,
@@ -67,7 +67,7 @@ MOST_LINES = {
     "tvm_pipeline/testing": 950,
     "tvm_pipeline/tvm": 13_950,
     "tvm_pipeline/workflow": 2400,
-    "backends/tvm_pipeline_edgetpu": 2900,
+    "backends/tvm_pipeline_edgetpu": 3000,
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 500,
     "backends/tvm_pipeline_onnxruntime": 350,
@@ -87,7 +87,7 @@ UNPUBLISHED = {
     "tvm_pipeline_kernels": 28,
     "tvm_pipeline_loadgen": 3,
     "tvm_pipeline_papers": 14,
-    "tvm_pipeline_video": 39,
+    "tvm_pipeline_video": 40,
 }
 
 

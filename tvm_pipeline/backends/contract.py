@@ -262,6 +262,10 @@ class Backend(ABC):
         """
         return False
 
+    def state(self, device: Device) -> str:
+        """Return where a settled device is plugged in and how it is now, in a line; empty where nobody can tell."""
+        return ""
+
     def left_out(self) -> Sequence[str]:
         """Return a line for each device of this machine that `detect` does not offer, with the reason."""
         return ()

@@ -143,6 +143,11 @@ def description(device: Device) -> str:
     return find_backend(device.backend).describe(device)
 
 
+def state(device: Device) -> str:
+    """Return where a settled device is plugged in and how it is now; empty where its backend does not tell."""
+    return find_backend(device.backend).state(device)
+
+
 def own_process(device: Device) -> bool:
     """Return whether all stages on a settled device are to share a process of their own (`Backend.own_process`)."""
     return find_backend(device.backend).own_process(device)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tvm_pipeline.backends.registry import description, left_out, settle_platform
+from tvm_pipeline.backends.registry import description, left_out, settle_platform, state
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import read_platform
@@ -51,9 +51,8 @@ def command(
     for line in () if platform else power_modes().described():
         say(line)
     for device in settled.devices:
-        known_as = description(device)
-        if known_as:
-            say(f"{device.name}: {known_as}")
+        if told := "; ".join(filter(None, (description(device), state(device)))):
+            say(f"{device.name}: {told}")
     if not platform and not found.sensors and not obstacles:
         say("sensors of power: none that can be read here; joules are not measured, unless a meter's log is given")
     for name, reason in obstacles.items():

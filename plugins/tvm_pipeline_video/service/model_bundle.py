@@ -18,6 +18,7 @@ from tvm_pipeline.errors import BundleError, OptionError, PlatformError
 from tvm_pipeline.files import cache_folder, read_bytes
 from tvm_pipeline.frontends import EXPORTS, Shapes, parse_shapes
 from tvm_pipeline.profiling.environment import environment
+from tvm_pipeline.workflow.doubts import elsewhere_warnings
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
@@ -82,8 +83,11 @@ def opened_model(
         if kept.exists() and not settings.fresh:
             try:
                 found = stack.enter_context(opened_bundle(kept))
+                if elsewhere_warnings(kept, found.profile, found.platform):
+                    raise BundleError("its devices are connected or clocked in another way than when it was measured")
             except BundleError as error:
                 listener.say(f"{path} is compiled anew: {error}")
+                found = None
         if found is None:
             _compile(path, shapes, settings, kept, listener)
             found = stack.enter_context(opened_bundle(kept))
