@@ -39,7 +39,7 @@ from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_edgetpu.compiler import compile_parts
 from tvm_pipeline_edgetpu.interpreter import CPU, make_interpreter
-from tvm_pipeline_edgetpu.model import TfliteModel, parse_model
+from tvm_pipeline_edgetpu.model import TfliteModel, file_ends
 from tvm_pipeline_edgetpu.patterns import COMPILER, fits, pattern_table
 from tvm_pipeline_edgetpu.slicer import slice_operators
 from tvm_pipeline_edgetpu.support import check_quantised, unsupported
@@ -284,14 +284,14 @@ def _compile(function: relay.Function) -> tvm.runtime.Module:
     if "edgetpu_tflite" not in attributes:
         raise ModelError(f"{name}: no .tflite is known for this region; partition with partition_for_edgetpu")
     content, device = attributes["edgetpu_tflite"].numpy().tobytes(), str(attributes["edgetpu_device"])
-    graph = parse_model(Path(f"{name}.tflite"), content).graph
     if device != CPU:
         [(content, _)] = compile_parts([content], [name])
+    inputs, outputs = file_ends(content)  # edgetpu_compiler may change the order
     types = _arguments(function)
     read_index = {tensor: index for index, tensor in enumerate(attributes["edgetpu_inputs"])}
-    reads = [read_index[tensor.name] for tensor in graph.inputs]
-    write_index = {tensor: len(reads) + index for index, tensor in enumerate(attributes["edgetpu_outputs"])}
-    writes = [write_index.get(tensor) for tensor in graph.outputs]
+    reads = [read_index[tensor] for tensor in inputs]
+    write_index = {tensor: len(inputs) + index for index, tensor in enumerate(attributes["edgetpu_outputs"])}
+    writes = [write_index.get(tensor) for tensor in outputs]
     kernel = _kernel(name, content, device, types, reads, writes)
     return tvm.build(kernel, target=str(attributes["edgetpu_target"]), name=name)
 

@@ -71,6 +71,24 @@ def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array
     return found
 
 
+def _matched(ports: Sequence[Port], details: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the interpreter's index of each port's tensor, by its name; edgetpu_compiler may change the order."""
+    found = {detail["name"]: detail for detail in details}
+    for port in ports:
+        if port.name not in found:
+            raise ModelError(
+                f"TFLite finds {', '.join(found)} in a stage, and not its tensor {port.name}; compile it again"
+            )
+        detail = found[port.name]
+        shape, dtype = tuple(map(int, detail["shape"])), np.dtype(detail["dtype"]).name
+        if (shape, dtype) != (port.shape, port.dtype):
+            raise ModelError(
+                f"tensor {port.name} has the type {port.dtype} and the shape {port.shape} in the file, and TFLite "
+                f"computes it as {dtype} {shape}; convert the model again"
+            )
+    return [found[port.name]["index"] for port in ports]
+
+
 class InterpreterStage(StageRunner):
     """A slice on a device.
 
@@ -96,15 +114,8 @@ class InterpreterStage(StageRunner):
         # The threads of the kernels keep to the cores of the thread that makes them.
         with ThreadPoolExecutor(1) as pool:
             self._interpreter: Any = pool.submit(bound).result()
-        described = (*self._interpreter.get_input_details(), *self._interpreter.get_output_details())
-        for port, detail in zip((*self.inputs, *self.outputs), described, strict=True):
-            if port.shape != tuple(map(int, detail["shape"])):
-                raise ModelError(
-                    f"tensor {port.name} has the shape {port.shape} in the file, and TFLite computes it as "
-                    f"{tuple(map(int, detail['shape']))}; convert the model again"
-                )
-        self._reads = [detail["index"] for detail in self._interpreter.get_input_details()]
-        self._writes = [detail["index"] for detail in self._interpreter.get_output_details()]
+        self._reads = _matched(self.inputs, self._interpreter.get_input_details())
+        self._writes = _matched(self.outputs, self._interpreter.get_output_details())
 
     def bind(self) -> None:
         if self._cores:

@@ -122,6 +122,15 @@ def indices(vector: Iterable[int] | None) -> list[int]:
     return [] if vector is None else [int(index) for index in vector]
 
 
+def file_ends(content: bytes) -> tuple[list[str], list[str]]:
+    """Return the names of the inputs and of the outputs of a sound file in its own order."""
+    subgraph = schema.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    inputs, outputs = (
+        [subgraph.tensors[i].name.decode() for i in ends] for ends in (subgraph.inputs, subgraph.outputs)
+    )
+    return inputs, outputs
+
+
 class _Reader:
     """Checks a parsed file and makes its operator graph."""
 

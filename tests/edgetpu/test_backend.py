@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, StageError
 from tvm_pipeline.testing import check_backend
 from tvm_pipeline_edgetpu import backend
+from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage
 
 NETWORK = random_network(4)
 
@@ -85,6 +87,20 @@ def test_devices_keep_the_contract(plug, install_compiler):
     plug("usb:0,usb:1")
     install_compiler()
     check_backend(backend, Model("net", "tflite", NETWORK), TWO.devices)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"dtype": "uint8"}, "has the type uint8 and the shape .* in the file, and TFLite computes it as int8"),
+        ({"name": "another"}, "TFLite finds tensor/0:0, tensor/1:0 in a stage, and not its tensor another"),
+    ],
+)
+def test_a_compiled_file_of_other_types_or_names_is_refused(change, told):
+    graph = compiled(TWO)[0].graph
+    outputs = [graph.tensors[name] for name in graph.outputs]
+    with pytest.raises(ModelError, match=told):
+        InterpreterStage(NETWORK, [replace(graph.inputs[0], **change), graph.inputs[1]], outputs, CPU, ())
 
 
 # Pipelines over stand-ins

@@ -1,4 +1,8 @@
-"""Stands in for Google's edgetpu_compiler: gives the files back as they are, with a report as version 16 prints it.
+"""Stands in for Google's edgetpu_compiler: gives the files back, with a report as version 16 prints it.
+
+Inputs and outputs come back in the reverse order, since nothing promises theirs. Versions of operators that version 16
+does not know are refused with its words; google-coral/edgetpu issues 631 and 845 and google-coral/libedgetpu issue 71
+have the logs.
 
 The environment says what goes wrong: FAKE_EDGETPU_COMPILER is `crash` (SIGSEGV), `silent` (exit 0, no file), `partial`
 (the last file is missing), `hang` (with a child, as the real one has) or `fail` (exit 1). Every compilation adds a line
@@ -17,6 +21,7 @@ from pathlib import Path
 
 VERSION = f"Edge TPU Compiler version {os.environ.get('FAKE_EDGETPU_COMPILER_VERSION', '16.0.384591198')}"
 CACHE_BYTES = 8 * 2**20
+KNOWN = {"CONV_2D": 5, "EXP": 1, "FULLY_CONNECTED": 9, "TRANSPOSE_CONV": 3}  # the highest versions
 
 
 def size(count: int) -> str:
@@ -26,13 +31,29 @@ def size(count: int) -> str:
     return f"{count:.2f}B"
 
 
-def operators(content: bytes) -> Counter:
+def parsed(content: bytes) -> tuple:
+    """Return the file as objects, and the kind and version of each of its operators."""
     from ai_edge_litert import schema_py_generated as schema
 
     names = {number: name for name, number in vars(schema.BuiltinOperator).items() if name.isupper()}
     model = schema.ModelT.InitFromPackedBuf(content, 0)
-    codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
-    return Counter(names[codes[operator.opcodeIndex]] for operator in model.subgraphs[0].operators)
+    codes = [(names[max(c.builtinCode, c.deprecatedBuiltinCode)], c.version) for c in model.operatorCodes]
+    return model, [codes[operator.opcodeIndex] for operator in model.subgraphs[0].operators]
+
+
+def operators(content: bytes) -> Counter:
+    return Counter(kind for kind, _ in parsed(content)[1])
+
+
+def reversed_ends(content: bytes) -> bytes:
+    import flatbuffers
+
+    model, _ = parsed(content)
+    graph = model.subgraphs[0]
+    graph.inputs, graph.outputs = list(graph.inputs)[::-1], list(graph.outputs)[::-1]
+    builder = flatbuffers.Builder(len(content))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
 
 
 def main() -> int:
@@ -66,6 +87,15 @@ def main() -> int:
         print("ERROR: Attempting to use a delegate that only supports static-sized tensors", file=sys.stderr)
         print("Compilation failed: Model failed in Tflite interpreter.\nCompilation failed! ")
         return 1
+    for path in options.models:
+        for kind, version in parsed(path.read_bytes())[1]:
+            if version > KNOWN.get(kind, version):
+                print(
+                    f"ERROR: Didn't find op for builtin opcode '{kind}' version '{version}'. An older version of this "
+                    "builtin might be supported. Are you using an old TFLite binary with a newer model?\n\n"
+                    f"ERROR: Registration failed.\n\nInvalid model: {path}\nModel could not be parsed"
+                )
+                return 1
     compile_all(options, options.models[:-1] if mode == "partial" else options.models)
     print("Compilation child process completed within timeout period.\nCompilation succeeded! ")
     return 0
@@ -81,7 +111,7 @@ def compile_all(options: argparse.Namespace, models: list[Path]) -> None:
     print(f"\nModel{'s' if len(models) > 1 else ''} compiled successfully in 35 ms.")
     for path, content, used in zip(models, contents, cached, strict=True):
         compiled = options.out_dir / f"{path.stem}_edgetpu.tflite"
-        compiled.write_bytes(content)
+        compiled.write_bytes(reversed_ends(content))
         kinds = operators(content)
         rows = "\n".join(f"{kind:<31}{count:<11}Mapped to Edge TPU" for kind, count in kinds.items())
         table = f"\nOperator                       Count      Status\n\n{rows}\n"
