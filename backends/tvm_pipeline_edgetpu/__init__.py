@@ -8,6 +8,7 @@ slicer.py       cuts the file into one file for each stage
 ordering.py     puts the operators of a file into the order of least memory
 in_parts.py     does the concatenations of a file in parts
 support.py      the operators that an Edge TPU takes
+versions.py     gives edgetpu_compiler the versions of operators that it knows
 compiler.py     calls Google's edgetpu_compiler
 delegate.py     finds Edge TPUs and loads libedgetpu
 interpreter.py  runs a file

@@ -43,6 +43,7 @@ from tvm_pipeline_edgetpu.model import TfliteModel, file_ends
 from tvm_pipeline_edgetpu.patterns import COMPILER, fits, pattern_table
 from tvm_pipeline_edgetpu.slicer import slice_operators
 from tvm_pipeline_edgetpu.support import check_quantised, unsupported
+from tvm_pipeline_edgetpu.versions import file_for_compiler
 
 import tvm  # isort: skip
 from tvm import relay, tir  # isort: skip
@@ -285,7 +286,7 @@ def _compile(function: relay.Function) -> tvm.runtime.Module:
         raise ModelError(f"{name}: no .tflite is known for this region; partition with partition_for_edgetpu")
     content, device = attributes["edgetpu_tflite"].numpy().tobytes(), str(attributes["edgetpu_device"])
     if device != CPU:
-        [(content, _)] = compile_parts([content], [name])
+        [(content, _)] = compile_parts([file_for_compiler(name, content)], [name])
     inputs, outputs = file_ends(content)  # edgetpu_compiler may change the order
     types = _arguments(function)
     read_index = {tensor: index for index, tensor in enumerate(attributes["edgetpu_inputs"])}

@@ -25,6 +25,7 @@ from tvm_pipeline_edgetpu.model import parse_for_kernels
 from tvm_pipeline_edgetpu.ordering import arena_bytes, concatenations, memory_ordered
 from tvm_pipeline_edgetpu.slicer import Slice, TfliteSlicer
 from tvm_pipeline_edgetpu.support import unsupported
+from tvm_pipeline_edgetpu.versions import for_compiler
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class EdgeTpuModel(CompiledModel):
         if device.stand_in or device.target == ENGINE:
             return InterpreterStage(self._content(part), part.inputs, part.outputs, CPU, device.cores)
         try:
-            return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
+            content = self._for_edge_tpu(part, operators)
+            return InterpreterStage(content, part.inputs, part.outputs, device.target, device.cores)
         except PlatformError as error:
             raise PlatformError(f"device {device.name}: {error}") from error
 
@@ -108,7 +110,7 @@ class EdgeTpuModel(CompiledModel):
         for stage in stages:
             if any(_is_compiled_for(platform.device(name)) for name in stage.devices):
                 part = self._slicer.slice(stage.operators)
-                (folder / f"{_digest(part)}_edgetpu.tflite").write_bytes(self._for_edge_tpu(part))
+                (folder / f"{_digest(part)}_edgetpu.tflite").write_bytes(self._for_edge_tpu(part, stage.operators))
         if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
         # The empty list once named the slices of other backends; `sliced.py` now keeps an index of those.
@@ -137,10 +139,13 @@ class EdgeTpuModel(CompiledModel):
         """Return the file of a slice as it runs or is compiled; its digest is that of the slice as it was cut."""
         return memory_ordered(part.content) if self.order == "memory" and not self.uncut else part.content
 
-    def _for_edge_tpu(self, part: Slice) -> bytes:
+    def _for_compiler(self, part: Slice, operators: Sequence[str]) -> bytes:
+        return for_compiler(self._parsed, operators, self._content(part))
+
+    def _for_edge_tpu(self, part: Slice, operators: Sequence[str]) -> bytes:
         digest = _digest(part)
         if digest not in self._parts:
-            [(content, report)] = compile_parts([self._content(part)], [self.graph.name])
+            [(content, report)] = compile_parts([self._for_compiler(part, operators)], [self.graph.name])
             self._keep(part, content, report)
         return self._parts[digest]
 
@@ -167,15 +172,15 @@ def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], device
         if not _is_compiled_for(device):
             continue
         parts = [
-            (model, model._slicer.slice(stage.operators))
+            (model, model._slicer.slice(stage.operators), stage.operators)
             for model, stages in residents
             for stage in stages
             if device.name in stage.devices
         ]
         if len(parts) > 1:
-            contents = [model._content(part) for model, part in parts]
-            made = compile_parts(contents, [model.graph.name for model, _ in parts])
-            for (model, part), (content, report) in zip(parts, made, strict=True):
+            contents = [model._for_compiler(part, operators) for model, part, operators in parts]
+            made = compile_parts(contents, [model.graph.name for model, _, _ in parts])
+            for (model, part, _), (content, report) in zip(parts, made, strict=True):
                 model._keep(part, content, report)
 
 

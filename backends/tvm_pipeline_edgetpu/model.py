@@ -22,7 +22,7 @@ from tvm_pipeline.errors import GraphError, ModelError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline_edgetpu.work import macs
 
-_KINDS: dict[int, str] = {
+KINDS: dict[int, str] = {
     number: name.lower() for name, number in vars(schema.BuiltinOperator).items() if name.isupper()
 }
 TYPES: dict[int, str] = {number: name.lower() for name, number in vars(schema.TensorType).items() if name.isupper()}
@@ -197,7 +197,7 @@ class _Reader:
         code = self.parsed.operatorCodes[self.operators[index].opcodeIndex]
         # Older files have only the narrow field; newer files have both, or a number that fits only the wide field.
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
-        kind = _KINDS.get(number)
+        kind = KINDS.get(number)
         if kind is None:
             raise ModelError(
                 f"{self.path}: operator {index} has the number {number}, which the installed ai-edge-litert does not "
