@@ -142,7 +142,7 @@ def test_without_the_library_and_with_it():
         assert "libedgetpu1-std" in device["stand_in"]
     out, errors = with_it.communicate(timeout=60)
     assert not any(device.get("stand_in") for device in json.loads(out)["devices"])
-    assert errors == ""
+    assert errors == "tpu0: at /sys/bus/usb/devices/1-1\ntpu1: at /sys/bus/usb/devices/1-2\n"
 
 
 # Devices that are here

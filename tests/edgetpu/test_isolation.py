@@ -186,3 +186,30 @@ def test_a_run_survives_a_fault(usb, tmp_path, option):
     assert running.returncode == 0, errors
     assert [json.loads(line)["frame"] for line in lines.read_text().splitlines()] == list(range(600))
     assert "was killed by SIGABRT" in errors
+
+
+@pytest.mark.thorough
+def test_a_fault_while_plans_are_compared_ends_no_run(usb, tmp_path):
+    """Where a CPU is on the platform, plans run side by side before the first frame."""
+    needs("av")
+    needs("tvm_pipeline_video")
+    needs("tvm")
+    (tmp_path / "net.tflite").write_bytes(picture_network())
+    cpu = '[[device]]\nname = "cpu0"\nbackend = "host"\ncores = [0]\n'
+    tpus = "".join(f'[[device]]\nname = "tpu{i}"\nbackend = "edgetpu"\ntarget = "usb:{i}"\n' for i in range(2))
+    (tmp_path / "desk.toml").write_text(f'name = "desk"\n{tpus}{cpu}')
+    compiling = ("compile", tmp_path / "net.tflite", "--platform", tmp_path / "desk.toml", "--verify", 0)
+    assert command(*compiling, "-o", tmp_path / "net.tar").wait(120) == 0
+    lines = tmp_path / "out.jsonl"
+    running = command("run", tmp_path / "net.tar", "--source", "synthetic:32x32@200:20", "--results", lines)
+    said = ""
+    for line in running.stderr:
+        said += line
+        if "measuring" in line:
+            break
+    while not (make_fault(usb / "left") or make_fault(usb / "right")):
+        assert running.poll() is None, said
+        time.sleep(0.01)
+    said += running.communicate(timeout=120)[1]
+    assert running.returncode == 0, said
+    assert len(lines.read_text().splitlines()) == 20

@@ -21,7 +21,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineClosedError, PlanError, StageError
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.frame_stream import Tagged
-from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostWork, model_stages, stage_work
+from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostWork, stage_work
 
 OPERATORS = 4
 CORE = min(os.sched_getaffinity(0))
@@ -244,8 +244,6 @@ def test_host_operators_are_parted_from_the_models():
     work = stage_work(WHOLE.split()[::-1], app.host)
     assert (work.before, work.after) == (("host/read", "host/prepare"), ("host/write",))
     assert set(work.model) == {"op0", "op1", "op2", "op3"}
-    stages = (Stage(("d0",), ("host/read", "host/prepare")), Stage(("d1",), ("op0", "op1", "op2", "op3", "host/write")))
-    assert model_stages(stages, app.host) == (Stage(("d1",), ("op0", "op1", "op2", "op3")),)
 
 
 def test_host_work_needs_a_device_with_cores():

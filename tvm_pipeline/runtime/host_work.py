@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlanError
 
@@ -102,12 +101,6 @@ def stage_work(operators: Sequence[str], host: HostWork | None) -> StageWork:
         between = next(name for name in own if name not in work.host)
         raise PlanError(f"host operator {between} stands between operators of the model in one stage; cut there")
     return work
-
-
-def model_stages(stages: Sequence[Stage], host: HostWork | None) -> tuple[Stage, ...]:
-    """Return the stages with the model's operators alone, without those that hold none."""
-    parts = (replace(stage, operators=stage_work(stage.operators, host).model) for stage in stages)
-    return tuple(stage for stage in parts if stage.operators)
 
 
 class HostStage(StageRunner):

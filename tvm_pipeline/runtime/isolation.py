@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def isolated(
     Args:
         compiled: the model; it is saved into a temporary folder, for the children to load.
         platform: the devices, settled on this machine.
-        stages: those of the first plan, so that they are saved ready to run.
+        stages: those of the first plan, so that they are saved ready to run; host operators in them are left out.
         making_s: seconds that a process has for making its stage, and again for tying it to the device; by default
             what `making_limit_s` gives for the model.
         processes: those of devices that one process at a time may open, for several models on the same devices. They
@@ -79,7 +80,8 @@ def isolated(
             yield compiled
             return
         folder = stack.enter_context(temporary_folder())
-        compiled.save(folder, stages, platform)
+        parts = [replace(s, operators=tuple(o for o in s.operators if o in compiled.graph.edges.index)) for s in stages]
+        compiled.save(folder, [stage for stage in parts if stage.operators], platform)
         carry, (own, _) = carry_of(compiled.graph), without_carry(compiled, ())
         backends = tuple(sorted({device.backend for device in platform.devices}))
         limit_s = making_limit_s(compiled.graph) if making_s is None else making_s

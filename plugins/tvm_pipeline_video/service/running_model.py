@@ -31,7 +31,6 @@ from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import Event, LivePipeline
 from tvm_pipeline.runtime.adaptation import strategy_of
-from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.runtime.replanning import nearest_plan, quick_plan
@@ -228,11 +227,18 @@ def opened_models(
         write_event = stack.enter_context(event_log(settings.events))
         meter = stack.enter_context(opened_meter(settings.power_sensor, SAMPLED_S))
         opened: list[_Opened] = []
+        stack.callback((processes := DeviceProcesses()).end)
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
             opening = opened_model(given, settings, listener)
             path, bundle = stack.enter_context(opening)
+            if settings.isolate is not False:  # plans are compared before they run, and a device may fail then
+                making_s = making_limit_s(bundle.compiled.graph, settings.watchdog)
+                apart = isolated(
+                    bundle.compiled, bundle.platform, bundle.plan.stages, making_s, processes=processes, every=False
+                )
+                bundle = replace(bundle, compiled=stack.enter_context(apart))
             if len(specs) > 1 and (carried := carry_of(bundle.compiled.graph)):
                 raise OptionError(
                     f"{path} carries a state ({carried[0][0]}) from frame to frame, which several sources in turn "
@@ -264,8 +270,7 @@ def opened_models(
             )
             opened.append(_Opened(label, bundle, found, planned, sources))
         write = stack.enter_context(writing(opened, settings, keeps_results))
-        models, processes = [], DeviceProcesses()
-        stack.callback(processes.end)
+        models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
             if isinstance(one.sources, ChangingInputs):
@@ -385,9 +390,8 @@ def _running(
         )
     host = application.host if application else None
     compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)
-    if settings.isolate is not False:
-        stages, every = model_stages(planned.plan.stages, host), bool(settings.isolate)
-        apart = isolated(compiled, bundle.platform, stages, making_s, processes=processes, every=every)
+    if settings.isolate:
+        apart = isolated(compiled, bundle.platform, planned.plan.stages, making_s, processes=processes)
         compiled = stack.enter_context(apart)
     strategy = strategy_of(settings.strategy)
     if strategy and planned.decision:
