@@ -34,12 +34,12 @@ from tvm_pipeline import Platform, detect_platform, load, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.registry import compose, engine_for
+from tvm_pipeline.backends.stage_process import GRACE_S
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import StageError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime.isolation import isolated
-from tvm_pipeline.runtime.stage_process import GRACE_S
 from tvm_pipeline.tvm.installed_ir import installed_ir
 
 STAGES = 4

@@ -25,10 +25,10 @@ from tests.edgetpu.test_backend import assert_as_the_whole, compiled, frames_of,
 from tests.edgetpu.test_edge_tpu_command import PLATFORM, command, picture_network
 from tests.runtime.test_live_pipeline import failures, problem_of
 from tests.support.crashes import children_of
+from tvm_pipeline.backends.stage_process import DeviceProcesses
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.runtime import LivePipeline, Pipeline
 from tvm_pipeline.runtime.isolation import isolated
-from tvm_pipeline.runtime.stage_process import DeviceProcesses
 
 NETWORK = random_network(4)
 TWO = tpus("usb:0", "usb:1")

@@ -51,7 +51,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2200,
+    "tvm_pipeline/backends": 2500,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 2650,
     "tvm_pipeline/core": 3200,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/report": 1450,
-    "tvm_pipeline/runtime": 3850,
+    "tvm_pipeline/runtime": 3550,
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
     "tvm_pipeline/tvm": 13_950,

@@ -20,13 +20,13 @@ from tests.runtime.test_isolation import _nothing_left, chain, children, wait_un
 from tests.support.crashes import AddOne, held
 from tests.support.fake_backend import fake_platform
 from tvm_pipeline import processes
+from tvm_pipeline.backends import stage_process
+from tvm_pipeline.backends.stage_process import Order, StageProcess
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError, StageError
 from tvm_pipeline.profiling.bound import in_bound_thread
-from tvm_pipeline.runtime import stage_process
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
-from tvm_pipeline.runtime.stage_process import Order, StageProcess
 
 __all__ = ["_nothing_left"]
 

@@ -7,7 +7,6 @@ carried_state.py   the state that goes from frame to frame
 worker.py          the thread of one stage on one device
 slots.py           the buffers of a frame on its way, and how each worker sees them
 isolation.py       stages in processes of their own
-stage_process.py   such a process, and what its parent waits for
 pipeline_maker.py  the pipelines that one run makes of its plans
 live_pipeline.py   LivePipeline: a plan that is exchanged while it runs, also because a device fails
 generations.py     the pipelines of an exchange of plans, oldest first

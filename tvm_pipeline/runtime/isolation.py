@@ -5,9 +5,9 @@
             ...
 
 Each stage is a child process that loads the saved model, makes the stage and runs a frame for each message
-(`stage_process.py`). Stages on a device that one process at a time may open share a process (`Backend.own_process`).
-The saved model's file of weights is the one that the parent's own model has, under a second name: where a backend maps
-it, the weights are in memory once. docs/service.md names the backends that do not.
+(`backends/stage_process.py`). Stages on a device that one process at a time may open share a process
+(`Backend.own_process`). The saved model's file of weights is the one that the parent's own model has, under a second
+name: where a backend maps it, the weights are in memory once. docs/service.md names the backends that do not.
 
 Every child has a time limit for all that is waited for but a frame: how long it is at one is for the pipeline's
 watchdog. What has failed costs its device and no frame, as other failures do.
@@ -23,19 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import numpy as np
-
 from tvm_pipeline.backends.carried import with_carry, without_carry
-from tvm_pipeline.backends.contract import Array, CompiledModel, Delegating, Port, StageRunner
+from tvm_pipeline.backends.contract import CompiledModel, Delegating, StageRunner
 from tvm_pipeline.backends.registry import own_process
+from tvm_pipeline.backends.stage_process import DeviceProcesses as DeviceProcesses
+from tvm_pipeline.backends.stage_process import IsolatedStage, Order, own_child
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.files import temporary_folder
 from tvm_pipeline.processes import Child
-from tvm_pipeline.runtime.stage_process import DeviceProcesses as DeviceProcesses
-from tvm_pipeline.runtime.stage_process import Order, StageProcess, own_child
 
 MAKING_S = 60.0  # for a child to make its stage, beside the weights; also to tie it to the device
 READ_BYTES_PER_S = 10e6  # at which a slow card reads weights
@@ -136,36 +134,3 @@ class IsolatedModel(Delegating):
         stages = list(self._stages)
         with ThreadPoolExecutor(max(len(stages), 1)) as pool:  # several that hang take no longer than one
             list(pool.map(IsolatedStage.close, stages))
-
-
-class IsolatedStage(StageRunner):
-    """A stage in a child: the StageRunner. The child begins to load at once, so several do so at the same time."""
-
-    def __init__(self, order: Order, making_s: float, start: Callable[[Order], Child]) -> None:
-        self._process = StageProcess(order, making_s, start)
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:  # type: ignore[override]  # nobody sets it
-        """Raises what the child met while it made the stage; a StageError where it died of it."""
-        return self._process.ports[0]
-
-    @property
-    def outputs(self) -> tuple[Port, ...]:  # type: ignore[override]
-        return self._process.ports[1]
-
-    def bind(self) -> None:
-        """Tie the child to the device; raise RunError where it is not in the time for that."""
-        self._process.ask(b"bind", self._process.making_s)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Raise RunError where the child raised, with the error's name and text, and where it died, with how."""
-        process = self._process
-        for shared, array in zip(process.inputs, inputs, strict=True):
-            np.copyto(shared, array)
-        process.ask(b"run")
-        for shared, array in zip(process.outputs, outputs, strict=True):
-            np.copyto(array, shared)
-
-    def close(self) -> None:
-        """End the child; one that is at a frame is killed, and `run` raises."""
-        self._process.close()

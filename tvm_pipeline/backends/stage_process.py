@@ -1,4 +1,4 @@
-"""A process that makes one stage and runs it, as its parent has it (`StageProcess`) and as it is itself (`serve`).
+"""A process that makes one stage and runs it, as its parent has it (`IsolatedStage`) and as it is itself (`serve`).
 
 A device that one process at a time may open has a process of its own, in which each of its stages has a thread
 (`DeviceProcesses`, `serve_device`).
@@ -203,6 +203,39 @@ class StageProcess:
             raise RunError(f"the process of {self._order} {self._child.how()}; its standard error may say why")
 
 
+class IsolatedStage(StageRunner):
+    """A stage in a child: the StageRunner. The child begins to load at once, so several do so at the same time."""
+
+    def __init__(self, order: Order, making_s: float, start: Callable[[Order], Child] = own_child) -> None:
+        self._process = StageProcess(order, making_s, start)
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:  # type: ignore[override]  # nobody sets it
+        """Raises what the child met while it made the stage; a StageError where it died of it."""
+        return self._process.ports[0]
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:  # type: ignore[override]
+        return self._process.ports[1]
+
+    def bind(self) -> None:
+        """Tie the child to the device; raise RunError where it is not in the time for that."""
+        self._process.ask(b"bind", self._process.making_s)
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Raise RunError where the child raised, with the error's name and text, and where it died, with how."""
+        process = self._process
+        for shared, array in zip(process.inputs, inputs, strict=True):
+            np.copyto(shared, array)
+        process.ask(b"run")
+        for shared, array in zip(process.outputs, outputs, strict=True):
+            np.copyto(array, shared)
+
+    def close(self) -> None:
+        """End the child; one that is at a frame is killed, and `run` raises."""
+        self._process.close()
+
+
 def _end(child: Child, what: str) -> None:
     """End a child: by itself, so that its backend may let go of the device, or by force if it does not."""
     if not child.leave(GRACE_S):
@@ -248,6 +281,8 @@ def serve(told: bytes, channel: socket.socket) -> None:
     """Make the stage that is ordered, then do what each message says until no more can come."""
     faulthandler.enable()
     order = msgspec.json.decode(told, type=Order)
+    if len(order.device.cores) > 1:  # the threads of an engine stay on the cores of the thread that starts them
+        os.sched_setaffinity(0, order.device.cores)
     with ExitStack() as opened:
 
         def make() -> StageRunner:
