@@ -27,7 +27,7 @@ QUICK := -m 'not thorough' --hypothesis-profile quick
 $(VENV)/.stamp: pyproject.toml
 	@$(PYTHON) .ci/needs.py $(VENV) --registry
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[$(TVM),video,plot,edgetpu,onnxruntime,watch,dev]'
+	$(INSTALL) '.[$(TVM),video,plot,edgetpu,onnxruntime,openvino,watch,dev]'
 	touch $@
 
 ready: $(VENV)/.stamp

@@ -178,6 +178,13 @@ def check_onnxruntime(env: Environment) -> None:
     env.cli("bench", "model.tar", "--seconds", "0.1", "--rounds", "1", "--json", says="measured")
 
 
+def check_openvino(env: Environment) -> None:
+    """A platform file may name the engine where there is no TVM."""
+    env.python("import onnx_models, pathlib; onnx_models.write_picture_net(pathlib.Path('net.onnx'))")
+    (env.folder / "desk.toml").write_text(f'name = "desk"\n{ENGINE}'.replace("onnxruntime", "openvino"))
+    env.cli("compile", "net.onnx", "--platform", "desk.toml", "--verify", "0", "-o", "model.tar", says="model.tar")
+
+
 CHECKS: dict[str, Callable[[Environment], None]] = {
     "none": check_none,
     "sdist": lambda _: None,
@@ -193,6 +200,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "edgetpu": check_edgetpu,
     "jetson": lambda env: env.python("from jtop import jtop"),
     "onnxruntime": check_onnxruntime,
+    "openvino": check_openvino,
 }
 
 

@@ -59,7 +59,7 @@ def test_a_query_is_seen(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", ["onnxruntime", "host"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "host"])
 def test_compile_bench_and_run_send_nothing(engine, tmp_path):
     needs("tvm" if engine == "host" else engine)
     write_picture_net(tmp_path / "net.onnx")

@@ -43,7 +43,7 @@ RUN_OTHERWISE = {
     "make test-all": "test_all_tests_run_and_the_demo_with_them",
     "make coverage": "test_coverage_compares_the_two_test_commands",
     "make bench": "test_every_benchmark_is_run_in_short",
-    "pip install '.[relay,video,plot,edgetpu,onnxruntime,watch]'": "test_the_extras_are_installed",
+    "pip install '.[relay,video,plot,edgetpu,onnxruntime,openvino,watch]'": "test_the_extras_are_installed",
     "tvm-pipeline run model.onnx --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",
     "tvm-pipeline compile model.onnx -o model.tar": "test_the_commands_for_a_model_run",
     "tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",

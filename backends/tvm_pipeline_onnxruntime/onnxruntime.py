@@ -1,7 +1,6 @@
 """The backend of onnxruntime's CPU kernels: an engine for models that TVM refuses, and for those that ask for it.
 
-It finds no devices by itself, because the host's cores are TVM's unless somebody asks: a platform file by `backend =
-"onnxruntime"` and `cores`, or `compile`, where TVM refuses the model (`engine_devices`). Next: `onnxruntime_model.py`.
+Next: `onnxruntime_model.py`.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import Backend, Order
+from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.backends.cores import check_cores, processor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
 if TYPE_CHECKING:
     from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
@@ -27,30 +25,23 @@ _log = logging.getLogger(__name__)
 TARGET = "cpu"
 
 
-class OnnxruntimeBackend(Backend):
+class OnnxruntimeBackend(OnnxEngine):
     """onnxruntime on CPU cores of this machine."""
 
     name = engine = "onnxruntime"
-    cuts = ("onnx",)
+    packages = ("onnxruntime", "onnx")
 
-    def refuses(self, model: Model) -> str:
+    def model_type(self) -> type[OnnxruntimeModel]:
         from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
 
-        try:
-            OnnxruntimeModel.compile(model, "listed").close()
-        except ModelError as error:
-            return str(error)
-        return ""
-
-    def detect(self) -> Sequence[Device]:
-        return []
+        return OnnxruntimeModel
 
     def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
-        _check_installed()
+        self.check_installed()
         return [Device(device.name, self.name, device.cores, TARGET) for device in beside]
 
     def settle(self, device: Device) -> Device:
-        _check_installed()
+        self.check_installed()
         check_cores(device)
         if device.target not in ("", TARGET):
             raise PlatformError(
@@ -63,23 +54,6 @@ class OnnxruntimeBackend(Backend):
         return processor()
 
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OnnxruntimeModel:
-        from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
-
+        self.check_format(model)
         _log.info(f"{model.name} for onnxruntime")
-        return OnnxruntimeModel.compile(model, order)
-
-    def settle_elsewhere(self, device: Device) -> Device:
-        _check_installed()
-        return device
-
-    def load(self, folder: Path, devices: Sequence[Device]) -> OnnxruntimeModel:
-        _check_installed()
-        from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
-
-        return OnnxruntimeModel.load(folder)
-
-
-def _check_installed() -> None:
-    missing = [package for package in ("onnxruntime", "onnx") if find_spec(package) is None]
-    if missing:
-        raise PlatformError(f"{' and '.join(missing)} is not installed: run `pip install 'tvm-pipeline[onnxruntime]'`")
+        return self.model_type().compile(model, order)

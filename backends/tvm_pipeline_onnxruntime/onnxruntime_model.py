@@ -6,7 +6,7 @@ Read next: `frontends/onnx_graph.py` (what is cut), `sessions.py` (what runs it)
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,13 @@ import msgspec
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Order, Port, Seconds, StageRunner
+from tvm_pipeline.backends.cores import bind
 from tvm_pipeline.backends.ports import frame_of_noise
-from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.onnx_model import OnnxModel
-from tvm_pipeline_onnxruntime.sessions import bind, optimised, session, told
+from tvm_pipeline_onnxruntime.sessions import optimised, session, told
 
 _LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
 
@@ -32,15 +31,12 @@ class OnnxruntimeModel(OnnxModel):
     @classmethod
     def compile(cls, model: Model, order: Order) -> OnnxruntimeModel:
         """Return any ONNX model for stages; raise ModelError where onnxruntime refuses it, or it cannot be cut."""
-        if model.format != "onnx":
-            raise ModelError(f"{model.name} is {model.format}, onnxruntime takes .onnx: export the model to ONNX")
         return cls(Model(model.name, "onnx", optimised(model), model.inputs), order)
 
-    def stage(self, operators: Sequence[str], device: Device) -> OnnxruntimeStage:
-        check_stage(self.graph, operators)
-        content = self.file.part(operators).SerializeToString()
-        taken, given = slice_ends(self.graph, operators)
-        return OnnxruntimeStage(self.graph.name, content, taken, given, device.cores)
+    def runner(
+        self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
+    ) -> OnnxruntimeStage:
+        return OnnxruntimeStage(self.graph.name, content, inputs, outputs, device.cores)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them."""
@@ -51,8 +47,11 @@ class OnnxruntimeModel(OnnxModel):
         frame = frame_of_noise(self.graph)
         with tempfile.TemporaryDirectory() as folder:
             made = session(self.graph.name, part.SerializeToString(), device.cores, Path(folder) / "profile")
-            for _ in range(repeats + 1):
-                _computed(made, None, frame, self.graph.name)
+            try:
+                for _ in range(repeats + 1):
+                    made.run(None, frame)
+            except Exception as error:  # its errors have no common root
+                raise ModelError(f"{self.graph.name}: onnxruntime cannot run noise: {told(error)}") from error
             events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
         microseconds: list[list[float]] = [[] for _ in order]
         for event in events:
@@ -69,27 +68,14 @@ class OnnxruntimeModel(OnnxModel):
             node += count
         return seconds
 
-    def values(self) -> Mapping[str, Array]:
-        """Return every tensor of one frame of noise, by name."""
-        from onnx import helper
-
-        names = [operator.name for operator in self.graph.operators]
-        part, frame = self.file.part(names), frame_of_noise(self.graph)
-        given = {value.name for value in part.graph.output}
-        inner = [tensor.name for operator in self.graph.operators for tensor in operator.outputs]
-        part.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner if name not in given)
-        made = session(self.graph.name, part.SerializeToString(), ())
-        return {**frame, **dict(zip(inner, _computed(made, inner, frame, self.graph.name), strict=True))}
-
 
 class OnnxruntimeStage(StageRunner):
     """The StageRunner: a session that reads and writes the runtime's buffers in place."""
 
     def __init__(
-        self, name: str, content: bytes, taken: Sequence[Tensor], given: Sequence[Tensor], cores: Sequence[int]
+        self, name: str, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], cores: Sequence[int]
     ) -> None:
-        self.inputs = tuple(Port.of(tensor) for tensor in taken)
-        self.outputs = tuple(Port.of(tensor) for tensor in given)
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._name, self._cores = name, tuple(cores)
         self._session: Any = session(name, content, cores)
 
@@ -112,11 +98,3 @@ class OnnxruntimeStage(StageRunner):
 
     def close(self) -> None:
         self._session = None  # a run that still goes on keeps it until it ends
-
-
-def _computed(made: Any, names: Sequence[str] | None, frame: Mapping[str, Array], model: str) -> list[Array]:
-    try:
-        found: list[Array] = made.run(names, frame)
-    except Exception as error:  # its errors have no common root
-        raise ModelError(f"{model}: onnxruntime cannot run it on a frame of noise: {told(error)}") from error
-    return found

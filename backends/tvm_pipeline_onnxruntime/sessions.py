@@ -20,6 +20,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime
 
+from tvm_pipeline.backends.cores import bind
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_graph import with_fixed_inputs
@@ -65,12 +66,6 @@ def session(name: str, content: bytes, cores: Sequence[int], profile: Path | Non
     # The threads of a session keep to the cores of the thread that makes it.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(bound).result()
-
-
-def bind(cores: Sequence[int]) -> None:
-    """Bind the calling thread to these cores, if there are any."""
-    if cores:
-        os.sched_setaffinity(0, cores)
 
 
 def told(error: Exception) -> str:

@@ -51,12 +51,12 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2500,
+    "tvm_pipeline/backends": 2550,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 2650,
     "tvm_pipeline/core": 3200,
     "tvm_pipeline/cost": 1850,
-    "tvm_pipeline/frontends": 2350,
+    "tvm_pipeline/frontends": 2550,
     "tvm_pipeline/memory": 2800,
     "tvm_pipeline/planning": 12_000,
     "tvm_pipeline/power": 800,
@@ -71,6 +71,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 500,
     "backends/tvm_pipeline_onnxruntime": 350,
+    "backends/tvm_pipeline_openvino": 350,
     "plugins/tvm_pipeline_boards": 1560,
     "plugins/tvm_pipeline_hosts": 11_100,
     "plugins/tvm_pipeline_kernels": 7950,

@@ -69,6 +69,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "kernels": (_module("tvm_pipeline_kernels"), "pip install ."),  # for layouts and rules that are the guest's
     "onnx": (_module("onnx"), "pip install '.[relay]'"),
     "onnxruntime": (_module("onnxruntime"), "pip install '.[onnxruntime]'"),
+    "openvino": (_module("openvino"), "pip install '.[openvino]'"),
     "onnxslim": (_module("onnxslim"), "pip install '.[simplify]'"),
     "tflite": (_module("tflite"), "pip install '.[edgetpu]'"),
     "flatbuffers": (_module("flatbuffers"), "pip install '.[edgetpu]'"),

@@ -9,6 +9,8 @@ registry.py          installed backends, the devices they find, and which of the
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 carried.py           a compiled model whose state goes from frame to frame
 stage_process.py     a stage in a process of its own
+trial.py             a child that loads an engine first
+engine_targets.py    targets of engines
 operator_timing.py   seconds of operators that run as stages of their own
 closeness.py         how far the results of two processors may be apart
 archive.py           tar files from strangers, found without trusting a header

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from tvm_pipeline.core.platform import Device
@@ -18,6 +19,12 @@ def check_cores(device: Device) -> None:
             f"device {device.name} names cores {list(device.cores)}; this process may use "
             f"{', '.join(map(str, available))}. Mend `cores` in the platform file, or see `tvm-pipeline devices`"
         )
+
+
+def bind(cores: Sequence[int]) -> None:
+    """Bind the calling thread to these cores, if there are any; threads that it starts begin there, too."""
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def processor() -> str:

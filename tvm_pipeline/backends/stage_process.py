@@ -281,8 +281,8 @@ def serve(told: bytes, channel: socket.socket) -> None:
     """Make the stage that is ordered, then do what each message says until no more can come."""
     faulthandler.enable()
     order = msgspec.json.decode(told, type=Order)
-    if len(order.device.cores) > 1:  # the threads of an engine stay on the cores of the thread that starts them
-        os.sched_setaffinity(0, order.device.cores)
+    for task in os.listdir("/proc/self/task") if order.device.cores else ():
+        os.sched_setaffinity(int(task), order.device.cores)  # the threads that these start stay there, too
     with ExitStack() as opened:
 
         def make() -> StageRunner:

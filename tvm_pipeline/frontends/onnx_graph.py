@@ -8,7 +8,7 @@ stage may be, and `backends/sliced.py`, where the parts go to other backends.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,18 +29,20 @@ class OnnxGraph:
 
     Args:
         model: of the format onnx; its inputs fix what the file leaves open.
+        joined: nodes, by their indices in the file, that are one operator each, since an engine computes them as one.
 
     Attributes:
         graph: the operator graph; operators are called by the kind and the index of their first node, `conv_7`.
+        indices: of the nodes of each operator, in the order of the file.
 
     Raises:
         ModelError: onnx cannot infer the file's types, or an output has no fixed extents or is no tensor.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, joined: Sequence[Sequence[int]] = ()) -> None:
         import onnx
 
-        self.source = model
+        self.source, self.joined = model, joined
         try:
             proto = _with_types(with_fixed_inputs(model))
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, RuntimeError) as error:
@@ -49,12 +51,31 @@ class OnnxGraph:
         self._constants = {constant.name: constant for constant in proto.graph.initializer}
         listed = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
         self._tensors = {value.name: tensor for value in listed if (tensor := _fixed(value)) is not None}
-        self._nodes: dict[str, list[Any]] = {}
+        self.indices: dict[str, list[int]] = {}
         self.graph = self._read()
 
     def nodes(self, operator: str) -> list[Any]:
         """Return the nodes that an operator stands for, in the order of the file."""
-        return self._nodes[operator]
+        return [self._proto.graph.node[index] for index in self.indices[operator]]
+
+    def fused(self, layers: Iterable[Sequence[int]], bound: Collection[int] = ()) -> list[Sequence[int]]:
+        """Return which nodes are one operator each where an engine computes such layers: `joined` of another graph.
+
+        A node that no layer has was folded into the one that reads it, or only shows what it reads in another way.
+
+        Args:
+            bound: nodes that go with what they read, since they depend on how the engine lays it out.
+        """
+        groups = [layer for layer in layers if layer]
+        named = {node for layer in groups for node in layer}
+        nodes = self._proto.graph.node
+        writer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+        sources = [[writer[name] for name in _reads(node) if name in writer] for node in nodes]
+        for index in range(len(nodes)) if named else ():
+            if index not in named:
+                readers = [reader for reader, read in enumerate(sources) if index in read]
+                groups += [[index, other] for other in (readers if len(readers) == 1 else sources[index][:1])]
+        return [*groups, *([node, other] for node in bound for other in sources[node][:1])]
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
         """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
@@ -64,11 +85,16 @@ class OnnxGraph:
         content = self.part(operators).SerializeToString(deterministic=True)
         return ModelSlice(Model(f"{self.source.name}_from_{first}", "onnx", content, inputs), outputs)
 
-    def part(self, operators: Collection[str]) -> Any:
-        """Return some operators as an ONNX model, with the tensors that they read and hand on as its ends."""
+    def part(self, operators: Collection[str], outputs: Sequence[Tensor] | None = None) -> Any:
+        """Return some operators as an ONNX model, with the tensors that they read and hand on as its ends.
+
+        Args:
+            outputs: what it gives in place of what they hand on.
+        """
         from onnx import helper
 
-        inputs, outputs = slice_ends(self.graph, operators)
+        inputs, given = slice_ends(self.graph, operators)
+        outputs = given if outputs is None else outputs
         nodes = [
             node
             for operator in self.graph.operators
@@ -103,10 +129,10 @@ class OnnxGraph:
         known = {tensor.name for tensor in inputs}.union(writer)
         reads = [[read for read in _reads(node) if read in known] for node in proto.node]
         operators = []
-        for group in _groups(reads, writer, self._tensors):
+        for group in _groups(reads, writer, self._tensors, self.joined):
             nodes = [proto.node[index] for index in group]
             label = f"{nodes[0].op_type.lower()}_{group[0]}"
-            self._nodes[label] = nodes
+            self.indices[label] = group
             operators.append(self._operator(label, nodes, group, reads, writer))
         try:
             return OperatorGraph(name, inputs, tuple(operators), tuple(value.name for value in proto.output))
@@ -208,17 +234,21 @@ def _with_types(proto: Any) -> Any:
     return proto
 
 
-def _groups(reads: list[list[str]], writer: Mapping[str, int], fixed: Collection[str]) -> list[list[int]]:
+def _groups(
+    reads: list[list[str]], writer: Mapping[str, int], fixed: Collection[str], joined: Sequence[Sequence[int]] = ()
+) -> list[list[int]]:
     """Return the nodes that are one operator each, in a topological order.
 
-    A tensor that is not `fixed` joins its writer with its readers. A path that leaves such nodes and comes back joins
-    what it goes through.
+    Nodes that are `joined` are one, and a tensor that is not `fixed` joins its writer with its readers. A path that
+    leaves such nodes and comes back joins what it goes through.
 
     Examples:
         >>> _groups([["x"], ["a"], ["a"], ["b", "c"]], {"a": 0, "b": 1, "c": 2}, ["x", "b", "c"])
         [[0, 1, 2], [3]]
         >>> _groups([["x"], ["a"], ["a", "b"]], {"a": 0, "b": 1}, ["x", "b"])
         [[0, 1, 2]]
+        >>> _groups([["x"], ["a"], ["b"]], {"a": 0, "b": 1}, ["x", "a", "b"], [[0, 1]])
+        [[0, 1], [2]]
     """
     home = list(range(len(reads)))
 
@@ -227,6 +257,9 @@ def _groups(reads: list[list[str]], writer: Mapping[str, int], fixed: Collection
             node = home[node]
         return node
 
+    for first, *others in joined:
+        for other in others:
+            home[root(other)] = root(first)
     sources = [{writer[name] for name in names if name in writer} for names in reads]
     for node, names in enumerate(reads):
         for name in names:

@@ -1,0 +1,99 @@
+"""The backend of OpenVINO: CPU cores, and Intel's GPUs and NPUs that its drivers reach. Next: `openvino_model.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from tvm_pipeline.backends.contract import Order
+from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
+from tvm_pipeline.backends.trial import Trial
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import PlatformError, RunError
+from tvm_pipeline.frontends.onnx_engine import OnnxEngine
+
+if TYPE_CHECKING:
+    from tvm_pipeline_openvino.openvino_model import OpenvinoModel
+
+_log = logging.getLogger(__name__)
+
+CPU = "CPU"
+LISTING_S = 60.0
+# Of one of OpenVINO's devices: its full name, and the properties that can be set.
+Known: TypeAlias = tuple[str, list[str]]
+_DRIVERS = {
+    "GPU": "Intel's compute runtime and libOpenCL.so.1 (apt install intel-opencl-icd ocl-icd-libopencl1)",
+    "NPU": "Intel's NPU driver (github.com/intel/linux-npu-driver)",
+}
+
+
+class OpenvinoBackend(OnnxEngine):
+    """OpenVINO on this machine."""
+
+    name = engine = "openvino"
+    packages = ("openvino", "onnx")
+
+    def __init__(self) -> None:
+        self._trial = Trial("tvm_pipeline_openvino.stages:serve")
+        self._devices: dict[str, Known] = {}
+
+    def model_type(self) -> type[OpenvinoModel]:
+        from tvm_pipeline_openvino.openvino_model import OpenvinoModel
+
+        return OpenvinoModel
+
+    def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
+        """Return a device on the cores of each of `beside`, and the GPUs and NPUs that OpenVINO finds."""
+        found = self._found()
+        cores = [Device(device.name, self.name, device.cores, CPU) for device in beside if CPU in found]
+        return [*cores, *(Device(name.lower(), self.name, (), name) for name in found if name != CPU)]
+
+    def settle(self, device: Device) -> Device:
+        device = replace(device, target=device.target or (CPU if device.cores else ""))
+        known = self._known(device)
+        if device.cores or parsed_target(device.target)[0] == CPU:
+            check_cores(device)
+        check_properties(device, [key for _, properties in known.values() for key in properties])
+        return device
+
+    def describe(self, device: Device) -> str:
+        """Return what OpenVINO calls the devices of a target."""
+        return ", ".join(name for name, _ in self._known(device).values())
+
+    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OpenvinoModel:
+        self.check_format(model)
+        _log.info(f"{model.name} for OpenVINO")
+        targets = dict.fromkeys(device.target for device in devices) or [CPU]
+        return self.model_type().compile(model, order, targets, self._trial)
+
+    def close(self) -> None:
+        self._trial.close()
+
+    def _found(self) -> Mapping[str, Known]:
+        """Return the devices that OpenVINO finds, by its names; raise PlatformError where it cannot be used."""
+        self.check_installed()
+        try:
+            self._devices = self._devices or self._trial.ask([], limit_s=LISTING_S)
+        except RunError as error:
+            raise PlatformError(f"OpenVINO cannot list its devices: {error}") from error
+        return self._devices
+
+    def _known(self, device: Device) -> dict[str, Known]:
+        """Return OpenVINO's devices that a target names, `HETERO:GPU,CPU` two; raise PlatformError if one is not."""
+        target, _ = parsed_target(device.target)
+        known, found = {}, self._found()
+        for name in target.rpartition(":")[2].split(","):
+            # It calls the only GPU `GPU`, and the first of several `GPU.0`.
+            here = [key for key in (name, f"{name}.0", name.removesuffix(".0")) if key in found]
+            if not here:
+                driver = _DRIVERS.get(name.partition(".")[0])
+                advice = f"{name} needs {driver}" if driver else "give one of these as `target`"
+                raise PlatformError(
+                    f"device {device.name}: target {target!r}; OpenVINO finds only {', '.join(found)}; {advice}"
+                )
+            known[here[0]] = found[here[0]]
+        return known

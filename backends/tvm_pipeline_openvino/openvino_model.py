@@ -1,0 +1,99 @@
+"""An ONNX model compiled for OpenVINO: any part of its file as a runnable stage.
+
+OpenVINO fuses nodes, and rounds otherwise where it cannot. So nodes that it fuses in the whole model are one operator,
+and a part of the file has the bits of the whole. Next: `stages.py`, what runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tvm_pipeline.backends.contract import Order, Port, Seconds, StageRunner
+from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.trial import Trial
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import slice_ends
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.frontends.onnx_folding import folded
+from tvm_pipeline.frontends.onnx_model import OnnxModel
+from tvm_pipeline_openvino.stages import CORES, NODE, OpenvinoStage
+
+_LEAST_S = 1e-7  # OpenVINO counts microseconds; this is what it shows as 0
+# They add up in another order where what they read lies otherwise, as it does behind a cut.
+_BY_LAYOUT = frozenset(("Pooling", "Reduce", "MVN", "NormalizeL2", "Softmax", "LRN", "Interpolate"))
+
+
+class OpenvinoModel(OnnxModel):
+    """The CompiledModel of this backend."""
+
+    def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(model, order, joined)
+        self._timed: dict[Device, OpenvinoStage] = {}
+
+    @classmethod
+    def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OpenvinoModel:
+        """Return any ONNX model for stages; raise ModelError where OpenVINO refuses it, or it cannot be cut."""
+        model = folded(model)
+        whole, layers = cls(model, order), []
+        for target in targets:
+            try:
+                layers += trial.ask((model.name, target), whole._with_names())
+            except RunError as error:
+                named = str(error).startswith(model.name)
+                raise ModelError(str(error) if named else f"{model.name}: OpenVINO on {target}: {error}") from error
+        bound = [nodes[0] for nodes, kind in layers if nodes and kind in _BY_LAYOUT]
+        return cls(model, order, whole.file.fused([nodes for nodes, _ in layers], bound))
+
+    def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> OpenvinoStage:
+        return OpenvinoStage(self.graph.name, content, inputs, outputs, device, False)
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """Make a stage. OpenVINO's threads are one pool of a process, so several cores, but not all, take a process."""
+        if len(device.cores) < 2 or set(device.cores) == CORES:
+            return super().stage(operators, device)
+        return self.isolated_stage(operators, device)
+
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators), as OpenVINO counts those of its layers.
+
+        What belongs to no operator, such as changes of layout, is divided among all by their multiply-accumulates. So
+        is all of a device that counts nothing.
+        """
+        if device not in self._timed:
+            ends = slice_ends(self.graph, [operator.name for operator in self.graph.operators])
+            taken, given = (tuple(map(Port.of, tensors)) for tensors in ends)
+            self._timed[device] = OpenvinoStage(self.graph.name, self._with_names(), taken, given, device, True)
+        stage = self._timed[device]
+        inputs, outputs = list(map(noise, stage.inputs)), [port.buffer() for port in stage.outputs]
+        layers = stage.layers()
+        owner = {node: index for index, name in enumerate(self.file.indices) for node in self.file.indices[name]}
+        weights = np.array([operator.macs + 1.0 for operator in self.graph.operators])
+        seconds = np.zeros((repeats, len(self.graph)))
+        stage.run(inputs, outputs)
+        for row in seconds:
+            begin = time.perf_counter()
+            stage.run(inputs, outputs)
+            spent_s, counted = time.perf_counter() - begin, stage.layers_s()
+            for layer, layer_s in counted.items():
+                if layer in layers and (nodes := layers[layer][0]):
+                    row[owner[nodes[-1]]] += layer_s
+            rest_s = (sum(counted.values()) or spent_s) - row.sum()
+            row += max(rest_s, 0.0) * weights / weights.sum()
+        return np.maximum(seconds, _LEAST_S)
+
+    def close(self) -> None:
+        self._timed.clear()
+        super().close()
+
+    def _with_names(self) -> bytes:
+        """Return the whole file, whose nodes have names by which OpenVINO's layers tell them."""
+        part = self.file.part([operator.name for operator in self.graph.operators])
+        order = (index for operator in self.graph.operators for index in self.file.indices[operator.name])
+        for index, node in zip(order, part.graph.node, strict=True):
+            node.name = f"{NODE}{index}"
+        content: bytes = part.SerializeToString()
+        return content
