@@ -8,13 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.backends.cores import check_cores, processor
+from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
+from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.errors import PlatformError, RunError, nearest
 from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
 if TYPE_CHECKING:
@@ -23,6 +26,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TARGET = "cpu"
+# The packages that bring providers; those that replace onnxruntime are marked by a star.
+PACKAGES = {
+    "CANNExecutionProvider": "onnxruntime-cann*",
+    "CoreMLExecutionProvider": "onnxruntime, on macOS",
+    "CUDAExecutionProvider": "onnxruntime-gpu*",
+    "MIGraphXExecutionProvider": "onnxruntime-migraphx*",
+    "NvTensorRTRTXExecutionProvider": "onnxruntime-ep-nv-tensorrt-rtx",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino*",
+    "QNNExecutionProvider": "onnxruntime-qnn",
+    "TensorrtExecutionProvider": "onnxruntime-gpu*",
+    "WebGpuExecutionProvider": "onnxruntime-ep-webgpu",
+    "ggml": "onnxruntime-ggml",
+}
 
 
 class OnnxruntimeBackend(OnnxEngine):
@@ -30,6 +46,10 @@ class OnnxruntimeBackend(OnnxEngine):
 
     name = engine = "onnxruntime"
     packages = ("onnxruntime", "onnx")
+
+    def __init__(self) -> None:
+        self._trial = Trial("tvm_pipeline_onnxruntime.providers:serve")
+        self._providers: list[str] | None = None
 
     def model_type(self) -> type[OnnxruntimeModel]:
         from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
@@ -42,18 +62,52 @@ class OnnxruntimeBackend(OnnxEngine):
 
     def settle(self, device: Device) -> Device:
         self.check_installed()
-        check_cores(device)
-        if device.target not in ("", TARGET):
-            raise PlatformError(
-                f"device {device.name}: onnxruntime has no target {device.target!r} here; leave `target` out, or give "
-                f"{TARGET!r}, which is its kernels for CPU cores"
-            )
-        return replace(device, target=TARGET)
+        provider, properties = parsed_target(device.target)
+        if provider in ("", TARGET):
+            check_properties(device, ())
+            check_cores(device)
+            return replace(device, target=TARGET)
+        if device.cores:
+            check_cores(device)
+        known = self._found()
+        if provider not in known:
+            has = ", ".join((TARGET, *known))
+            advice = _missing(provider, known)
+            raise PlatformError(f"device {device.name}: onnxruntime has no {provider} here, only {has}; {advice}")
+        check_properties(device, properties)
+        return device
+
+    def left_out(self) -> Sequence[str]:
+        if any(find_spec(package) is None for package in self.packages):
+            return ()
+        return [f"onnxruntime has {name}: to use it, name it as `target` in a platform file" for name in self._found()]
 
     def describe(self, device: Device) -> str:
-        return processor()
+        return processor() if device.target == TARGET else ""
 
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OnnxruntimeModel:
         self.check_format(model)
         _log.info(f"{model.name} for onnxruntime")
-        return self.model_type().compile(model, order)
+        targets = dict.fromkeys(device.target for device in devices)
+        return self.model_type().compile(model, order, targets, self._trial)
+
+    def close(self) -> None:
+        self._trial.close()
+
+    def _found(self) -> Sequence[str]:
+        """Return the providers beside the CPU's; raise PlatformError where onnxruntime cannot be used."""
+        try:
+            if self._providers is None:
+                self._providers = self._trial.ask([])
+        except RunError as error:
+            raise PlatformError(f"onnxruntime cannot list its providers: {error}") from error
+        return self._providers
+
+
+def _missing(name: str, known: Sequence[str]) -> str:
+    """Return what to do about a provider that onnxruntime has not here."""
+    if name not in PACKAGES:
+        return nearest(name, [*PACKAGES, *known])
+    package = PACKAGES[name]
+    replaces = " in an environment of its own, since it replaces onnxruntime" if package.endswith("*") else ""
+    return f"it comes with `pip install {package.rstrip('*')}`{replaces}"

@@ -5,48 +5,137 @@ Read next: `frontends/onnx_graph.py` (what is cut), `sessions.py` (what runs it)
 
 from __future__ import annotations
 
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Order, Port, Seconds, StageRunner
+from tvm_pipeline.backends.contract import Array, Order, Port, Refused, Seconds, StageRunner
 from tvm_pipeline.backends.cores import bind
+from tvm_pipeline.backends.engine_targets import parsed_target
+from tvm_pipeline.backends.operator_timing import OperatorTimer, alike_operators
 from tvm_pipeline.backends.ports import frame_of_noise
+from tvm_pipeline.backends.trial import Trial
+from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.errors import ModelError, PlanError, RunError
 from tvm_pipeline.frontends.onnx_model import OnnxModel
-from tvm_pipeline_onnxruntime.sessions import optimised, session, told
+from tvm_pipeline_onnxruntime.sessions import CORES, optimised, session, told
 
+_log = logging.getLogger(__name__)
+
+_OWN = ("", "cpu")  # targets of its own kernels
 _LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
 
 
 class OnnxruntimeModel(OnnxModel):
     """The CompiledModel of this backend, of a file that `optimised` made."""
 
+    def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(model, order, joined)
+        self._refused: dict[str, Mapping[str, str]] = {}  # by target, operators with the reason
+        self._timer = OperatorTimer(self.graph, self._stage_here, self.values)
+
     @classmethod
-    def compile(cls, model: Model, order: Order) -> OnnxruntimeModel:
-        """Return any ONNX model for stages; raise ModelError where onnxruntime refuses it, or it cannot be cut."""
-        return cls(Model(model.name, "onnx", optimised(model), model.inputs), order)
+    def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OnnxruntimeModel:
+        """Return any ONNX model for stages; raise ModelError where onnxruntime refuses it, or it cannot be cut.
+
+        What a provider does not claim, or claims and cannot compute, is found by `trial` and left out of `computes`.
+        """
+        found = cls(Model(model.name, "onnx", optimised(model), model.inputs), order)
+        found.refuse({target: found._tried(target, trial) for target in targets if target not in _OWN})
+        return found
 
     def runner(
         self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
     ) -> OnnxruntimeStage:
-        return OnnxruntimeStage(self.graph.name, content, inputs, outputs, device.cores)
+        return OnnxruntimeStage(self.graph.name, content, inputs, outputs, device)
 
-    def time_operators(self, device: Device, repeats: int) -> Seconds:
-        """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them."""
-        part = self.file.part([operator.name for operator in self.graph.operators])
-        order = [node for operator in self.graph.operators for node in self.file.nodes(operator.name)]
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """Make a stage. The threads of a provider with cores are held there by a process that has no others."""
+        if device.target in _OWN or not device.cores or set(device.cores) == CORES:
+            return self._stage_here(operators, device)
+        self._check(operators, device)
+        return self.isolated_stage(operators, device)
+
+    def _stage_here(self, operators: Sequence[str], device: Device) -> StageRunner:
+        self._check(operators, device)
+        return super().stage(operators, device)
+
+    def _check(self, operators: Sequence[str], device: Device) -> None:
+        for name, reason in self._refused.get(device.target, {}).items():
+            if name in operators:
+                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
+
+    def computes(self, device: Device) -> list[str]:
+        refused = self._refused.get(device.target, {})
+        return [operator.name for operator in self.graph.operators if operator.name not in refused]
+
+    def refuse(self, refused: Refused) -> None:
+        self._refused |= refused
+
+    def _numbered(self, operators: Sequence[Operator]) -> bytes:
+        """Return operators as an ONNX file, whose nodes are named by their places, as profiles show them."""
+        part = self.file.part([operator.name for operator in operators])
         for index, node in enumerate(part.graph.node):
             node.name = str(index)
+        content: bytes = part.SerializeToString()
+        return content
+
+    def _tried(self, target: str, trial: Trial) -> Mapping[str, str]:
+        """Return the operators that a provider does not compute, each with the reason.
+
+        Raises:
+            ModelError: it computes none of them, or not all together.
+        """
+        name, (provider, _) = self.graph.name, parsed_target(target)
+        owners = [operator.name for operator in self.graph.operators for _ in self.file.indices[operator.name]]
+        whole = ""
+        try:
+            left = {owners[node] for node in trial.ask((name, target), self._numbered(self.graph.operators))}
+        except RunError as error:
+            whole, left = str(error), set(owners)
+        refused = dict.fromkeys((one for one in owners if one in left), f"{provider} does not claim it")
+        for group in alike_operators(self.graph) if len(left) == len(self.graph) else ():
+            names = [self.graph.operators[index].name for index in group]
+            try:
+                left_alone = trial.ask((name, target), self._numbered([self.graph.operators[group[0]]]))
+            except RunError as error:
+                refused |= dict.fromkeys(names, str(error).removeprefix(f"{name}: "))
+            else:
+                if not left_alone:
+                    for one in names:
+                        del refused[one]
+        if (whole and not refused) or len(refused) == len(self.graph):
+            reason = whole or next(iter(refused.values()))
+            raise ModelError(f"{name}: {provider} runs none of its operators: {reason.removeprefix(f'{name}: ')}")
+        if refused:
+            first, reason = next(iter(refused.items()))
+            count = f"{len(self.graph) - len(refused)} of {len(self.graph)}"
+            _log.warning(
+                f"{name}: {target} runs {count} operators, and leaves others to other devices: {first}, since {reason}"
+            )
+        return refused
+
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them.
+
+        A provider computes what it claims as one, so that each operator is timed there as a stage of its own.
+        """
+        if device.target not in _OWN:
+            seconds = self._timer.seconds(device, repeats)
+            seconds[:, [self.graph.edges.index[name] for name in self._refused.get(device.target, ())]] = np.nan
+            return seconds
+        content = self._numbered(self.graph.operators)
+        order = [node for operator in self.graph.operators for node in self.file.nodes(operator.name)]
         frame = frame_of_noise(self.graph)
         with tempfile.TemporaryDirectory() as folder:
-            made = session(self.graph.name, part.SerializeToString(), device.cores, Path(folder) / "profile")
+            made = session(self.graph.name, content, device.cores, profile=Path(folder) / "profile")
             try:
                 for _ in range(repeats + 1):
                     made.run(None, frame)
@@ -68,16 +157,20 @@ class OnnxruntimeModel(OnnxModel):
             node += count
         return seconds
 
+    def close(self) -> None:
+        self._timer.close()
+        super().close()
+
 
 class OnnxruntimeStage(StageRunner):
     """The StageRunner: a session that reads and writes the runtime's buffers in place."""
 
     def __init__(
-        self, name: str, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], cores: Sequence[int]
+        self, name: str, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._name, self._cores = name, tuple(cores)
-        self._session: Any = session(name, content, cores)
+        self._name, self._cores = name, device.cores
+        self._session: Any = session(name, content, device.cores, device.target)
 
     def bind(self) -> None:
         bind(self._cores)

@@ -9,9 +9,13 @@ whole, and give its bits. Next: `onnxruntime_model.py`.
 from __future__ import annotations
 
 import os
+import pkgutil
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,15 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 from tvm_pipeline.backends.cores import bind
+from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_graph import with_fixed_inputs
 
+CPU = "CPUExecutionProvider"
+# The cores of this process before any thread is bound to some of them.
+CORES = frozenset(os.sched_getaffinity(0))
+_PLACE = re.compile(r"^\S+\.cc:\d+ .*\) ")  # in its source, before some reasons
 _ERRORS_ONLY = 3  # a level of onnxruntime's log, which goes to stderr
 
 
@@ -43,34 +52,63 @@ def optimised(model: Model) -> bytes:
         return path.read_bytes()
 
 
-def session(name: str, content: bytes, cores: Sequence[int], profile: Path | None = None) -> Any:
+def session(
+    name: str,
+    content: bytes,
+    cores: Sequence[int],
+    target: str = "cpu",
+    profile: Path | None = None,
+    *,
+    strict: bool = True,
+) -> Any:
     """Return a session that runs a file as it is, with a thread for each of these cores.
 
     Args:
         name: the model's, for messages.
         cores: onnxruntime's threads stay on these; without any, there is one, which the system places.
+        target: `cpu`, or a provider with its options. What it does not claim is refused if `strict`, else the CPU's.
         profile: a prefix of the file that the profiler of the session writes; None without one.
 
     Raises:
-        ModelError: onnxruntime refuses the file, with its reason.
+        ModelError: onnxruntime refuses the file, or has no such provider, with its reason.
     """
     options = _options(max(len(cores), 1))
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    provider, properties = parsed_target(target)
+    if provider not in ("", "cpu") and strict:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 
     def bound() -> Any:
         bind(cores)
-        return _made(name, content, options)
+        return _made(name, content, options, provider, properties)
 
     # The threads of a session keep to the cores of the thread that makes it.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(bound).result()
 
 
+@cache
+def plugins() -> Mapping[str, list[Any]]:
+    """Register the plug-ins of installed packages; return by provider the devices that it offers."""
+    for module in sorted(module.name for module in pkgutil.iter_modules()):
+        if module.startswith(("onnxruntime_ep_", "onnxruntime_ggml", "onnxruntime_qnn")):
+            found = import_module(module)
+            path = getattr(found, "get_library_path", None) or getattr(found, "library_path", None)
+            if path:
+                own = getattr(found, "get_ep_name", None)
+                name = own() if own else getattr(found, "EP_NAME", module)
+                onnxruntime.register_execution_provider_library(name, path())
+    offered: dict[str, list[Any]] = {}
+    for device in getattr(onnxruntime, "get_ep_devices", list)():
+        offered.setdefault(device.ep_name, []).append(device)
+    return offered
+
+
 def told(error: Exception) -> str:
     """Return the reason in onnxruntime's message, without its code and the place in its source."""
-    text = " ".join(str(error).split())
+    text = _PLACE.sub("", " ".join(str(error).split()))
     return text.partition(" : ")[2].partition(" : ")[2][:300] or text[:300]
 
 
@@ -83,9 +121,19 @@ def _options(threads: int) -> Any:
     return options
 
 
-def _made(name: str, content: bytes, options: Any) -> Any:
+def _made(
+    name: str, content: bytes, options: Any, provider: str = "cpu", properties: Mapping[str, str] | None = None
+) -> Any:
     make: Callable[..., Any] = onnxruntime.InferenceSession
     try:
-        return make(content, options, providers=["CPUExecutionProvider"])
+        if provider in ("", "cpu"):
+            return make(content, options, providers=[CPU])
+        if provider in plugins():
+            options.add_provider_for_devices(plugins()[provider][:1], dict(properties or {}))
+            return make(content, options, enable_fallback=0)
+        made = make(content, options, providers=[(provider, dict(properties or {}))], enable_fallback=0)
     except Exception as error:  # its errors have no common root
         raise ModelError(f"{name}: onnxruntime refuses it: {told(error)}") from error
+    if provider not in made.get_providers():
+        raise ModelError(f"{name}: onnxruntime cannot use {provider} here; its device, or a library, is missing")
+    return made

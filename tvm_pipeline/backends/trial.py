@@ -18,6 +18,7 @@ from tvm_pipeline.errors import RunError
 from tvm_pipeline.processes import Child, receive, send
 
 MOST_S = 300.0  # for one answer
+_ERROR = "[ERROR]"  # before the reasons that OpenVINO and its provider log alone
 
 
 class Trial:
@@ -41,12 +42,15 @@ class Trial:
         with self._asking:
             try:
                 child = self._child = self._child or Child(self._function, b"-", keeps_words=True)
+                told = len(child.words)
                 child.send(msgspec.json.encode(question))
                 child.send(content)
                 if said := child.receive(time.monotonic() + limit_s)[0]:
                     value, error = msgspec.json.decode(said)
                     if error:
-                        raise RunError(error)
+                        logged = [line for line in child.words[told:].splitlines() if _ERROR in line]
+                        because = f" ({logged[0].rpartition(_ERROR)[2].strip()[:200]})" if logged else ""
+                        raise RunError(error + because)
                     return value
                 last = child.words.strip().rpartition("\n")[2][-200:]
                 how = f"the process that tried it first {child.how()}{last and f' ({last})'}"
