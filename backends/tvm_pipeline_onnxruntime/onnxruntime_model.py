@@ -24,7 +24,7 @@ from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlanError, RunError
-from tvm_pipeline.frontends.onnx_model import OnnxModel
+from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline_onnxruntime.sessions import CORES, optimised, session, told
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _OWN = ("", "cpu")  # targets of its own kernels
 _LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
 
 
-class OnnxruntimeModel(OnnxModel):
+class OnnxruntimeModel(EngineModel):
     """The CompiledModel of this backend, of a file that `optimised` made."""
 
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:

@@ -18,8 +18,8 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline.frontends.onnx_folding import folded
-from tvm_pipeline.frontends.onnx_model import OnnxModel
 from tvm_pipeline_openvino.stages import CORES, NODE, OpenvinoStage
 
 _LEAST_S = 1e-7  # OpenVINO counts microseconds; this is what it shows as 0
@@ -27,7 +27,7 @@ _LEAST_S = 1e-7  # OpenVINO counts microseconds; this is what it shows as 0
 _BY_LAYOUT = frozenset(("Pooling", "Reduce", "MVN", "NormalizeL2", "Softmax", "LRN", "Interpolate"))
 
 
-class OpenvinoModel(OnnxModel):
+class OpenvinoModel(EngineModel):
     """The CompiledModel of this backend."""
 
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:

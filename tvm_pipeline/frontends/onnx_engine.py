@@ -1,17 +1,25 @@
-"""The base of backends that are an engine for ONNX files. Next: `onnx_model.py`, the models that they compile."""
+"""The bases of a backend that is an engine for ONNX files, and of its models. Next: `onnx_model.py`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-from tvm_pipeline.backends.contract import Backend
+from tvm_pipeline.backends.contract import Array, Backend, Order, Port, StageRunner
+from tvm_pipeline.backends.ports import frame_of_noise
+from tvm_pipeline.backends.stage_process import IsolatedStage
+from tvm_pipeline.backends.stage_process import Order as StageOrder
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.core.partition import check_stage, slice_ends
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import ModelError, PlatformError, RunError
+from tvm_pipeline.files import temporary_folder
 from tvm_pipeline.frontends.onnx_model import OnnxModel
+
+MAKING_S = 300.0  # for a child to make a stage
 
 
 class OnnxEngine(Backend):
@@ -27,7 +35,7 @@ class OnnxEngine(Backend):
     packages: Sequence[str] = ()
 
     @abstractmethod
-    def model_type(self) -> type[OnnxModel]:
+    def model_type(self) -> type[EngineModel]:
         """Return the class of its models, whose module is imported now."""
 
     def refuses(self, model: Model) -> str:
@@ -44,7 +52,7 @@ class OnnxEngine(Backend):
         self.check_installed()
         return device
 
-    def load(self, folder: Path, devices: Sequence[Device]) -> OnnxModel:
+    def load(self, folder: Path, devices: Sequence[Device]) -> EngineModel:
         self.check_installed()
         return self.model_type().load(folder)
 
@@ -60,3 +68,51 @@ class OnnxEngine(Backend):
         """Raise ModelError for a model of another format."""
         if model.format != "onnx":
             raise ModelError(f"{model.name} is {model.format}, {self.name} takes .onnx: export the model to ONNX")
+
+
+class EngineModel(OnnxModel):
+    """A compiled model whose parts are ONNX files that an engine runs; a backend adds `runner` and `time_operators`."""
+
+    def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(model, order, joined)
+        self._opened = ExitStack()
+        self._saved: Path | None = None
+
+    @abstractmethod
+    def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> StageRunner:
+        """Return what runs a part of the file, which is an ONNX file, on a device; raise ModelError if it is refused.
+
+        A device without cores and target is a CPU core that the system chooses.
+        """
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        check_stage(self.graph, operators)
+        content = self.file.part(operators).SerializeToString()
+        taken, given = (tuple(map(Port.of, tensors)) for tensors in slice_ends(self.graph, operators))
+        return self.runner(content, taken, given, device)
+
+    def isolated_stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """Make a stage in a process of its own, which has the device's cores alone."""
+        if self._saved is None:
+            self._saved = self._opened.enter_context(temporary_folder())
+            self.save(self._saved, (), Platform("here", (device,)))
+        return IsolatedStage(StageOrder((device.backend,), str(self._saved), tuple(operators), device), MAKING_S)
+
+    def values(self) -> Mapping[str, Array]:
+        """Return every tensor of one frame of noise, by name."""
+        names = [operator.name for operator in self.graph.operators]
+        inner = [tensor for operator in self.graph.operators for tensor in operator.outputs]
+        content = self.file.part(names, inner).SerializeToString()
+        taken, given = tuple(map(Port.of, slice_ends(self.graph, names)[0])), tuple(map(Port.of, inner))
+        frame, found = frame_of_noise(self.graph), {port.name: port.buffer() for port in given}
+        made = self.runner(content, taken, given, Device(self.graph.name, cores=()))
+        try:
+            made.run([frame[port.name] for port in taken], list(found.values()))
+        except RunError as error:
+            raise ModelError(f"{error}; it was a frame of noise") from error
+        finally:
+            made.close()
+        return {**frame, **found}
+
+    def close(self) -> None:
+        self._opened.close()
