@@ -46,6 +46,7 @@ class OnnxruntimeBackend(OnnxEngine):
 
     name = engine = "onnxruntime"
     packages = ("onnxruntime", "onnx")
+    fastest_target = "cpu optimization=all"
 
     def __init__(self) -> None:
         self._trial = Trial("tvm_pipeline_onnxruntime.providers:serve")
@@ -64,9 +65,11 @@ class OnnxruntimeBackend(OnnxEngine):
         self.check_installed()
         provider, properties = parsed_target(device.target)
         if provider in ("", TARGET):
-            check_properties(device, ())
+            check_properties(device, ["optimization"])
+            if properties.get("optimization", "all") != "all":
+                raise PlatformError(f"device {device.name}: optimization is all, or left out for equal bits in stages")
             check_cores(device)
-            return replace(device, target=TARGET)
+            return replace(device, target=device.target or TARGET)
         if device.cores:
             check_cores(device)
         known = self._found()
@@ -83,7 +86,7 @@ class OnnxruntimeBackend(OnnxEngine):
         return [f"onnxruntime has {name}: to use it, name it as `target` in a platform file" for name in self._found()]
 
     def describe(self, device: Device) -> str:
-        return processor() if device.target == TARGET else ""
+        return processor() if parsed_target(device.target)[0] == TARGET else ""
 
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OnnxruntimeModel:
         self.check_format(model)

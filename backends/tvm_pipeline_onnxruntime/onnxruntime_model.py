@@ -20,7 +20,6 @@ from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.backends.operator_timing import OperatorTimer, alike_operators
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.backends.trial import Trial
-from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlanError, RunError
@@ -29,7 +28,6 @@ from tvm_pipeline_onnxruntime.sessions import CORES, optimised, session, told
 
 _log = logging.getLogger(__name__)
 
-_OWN = ("", "cpu")  # targets of its own kernels
 _LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
 
 
@@ -48,7 +46,7 @@ class OnnxruntimeModel(EngineModel):
         What a provider does not claim, or claims and cannot compute, is found by `trial` and left out of `computes`.
         """
         found = cls(Model(model.name, "onnx", optimised(model), model.inputs), order)
-        found.refuse({target: found._tried(target, trial) for target in targets if target not in _OWN})
+        found.refuse({target: found._tried(target, trial) for target in targets if not _is_own(target)})
         return found
 
     def runner(
@@ -58,7 +56,7 @@ class OnnxruntimeModel(EngineModel):
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage. The threads of a provider with cores are held there by a process that has no others."""
-        if device.target in _OWN or not device.cores or set(device.cores) == CORES:
+        if _is_own(device.target) or not device.cores or set(device.cores) == CORES:
             return self._stage_here(operators, device)
         self._check(operators, device)
         return self.isolated_stage(operators, device)
@@ -79,14 +77,6 @@ class OnnxruntimeModel(EngineModel):
     def refuse(self, refused: Refused) -> None:
         self._refused |= refused
 
-    def _numbered(self, operators: Sequence[Operator]) -> bytes:
-        """Return operators as an ONNX file, whose nodes are named by their places, as profiles show them."""
-        part = self.file.part([operator.name for operator in operators])
-        for index, node in enumerate(part.graph.node):
-            node.name = str(index)
-        content: bytes = part.SerializeToString()
-        return content
-
     def _tried(self, target: str, trial: Trial) -> Mapping[str, str]:
         """Return the operators that a provider does not compute, each with the reason.
 
@@ -94,17 +84,17 @@ class OnnxruntimeModel(EngineModel):
             ModelError: it computes none of them, or not all together.
         """
         name, (provider, _) = self.graph.name, parsed_target(target)
-        owners = [operator.name for operator in self.graph.operators for _ in self.file.indices[operator.name]]
+        owners = {index: one for one, indices in self.file.indices.items() for index in indices}
         whole = ""
         try:
-            left = {owners[node] for node in trial.ask((name, target), self._numbered(self.graph.operators))}
+            left = {owners[node] for node in trial.ask((name, target), self.numbered())}
         except RunError as error:
-            whole, left = str(error), set(owners)
-        refused = dict.fromkeys((one for one in owners if one in left), f"{provider} does not claim it")
+            whole, left = str(error), set(owners.values())
+        refused = dict.fromkeys((one for one in self.file.indices if one in left), f"{provider} does not claim it")
         for group in alike_operators(self.graph) if len(left) == len(self.graph) else ():
             names = [self.graph.operators[index].name for index in group]
             try:
-                left_alone = trial.ask((name, target), self._numbered([self.graph.operators[group[0]]]))
+                left_alone = trial.ask((name, target), self.numbered(names[:1]))
             except RunError as error:
                 refused |= dict.fromkeys(names, str(error).removeprefix(f"{name}: "))
             else:
@@ -127,12 +117,11 @@ class OnnxruntimeModel(EngineModel):
 
         A provider computes what it claims as one, so that each operator is timed there as a stage of its own.
         """
-        if device.target not in _OWN:
+        if not _is_own(device.target):
             seconds = self._timer.seconds(device, repeats)
             seconds[:, [self.graph.edges.index[name] for name in self._refused.get(device.target, ())]] = np.nan
             return seconds
-        content = self._numbered(self.graph.operators)
-        order = [node for operator in self.graph.operators for node in self.file.nodes(operator.name)]
+        content = self.numbered()
         frame = frame_of_noise(self.graph)
         with tempfile.TemporaryDirectory() as folder:
             made = session(self.graph.name, content, device.cores, profile=Path(folder) / "profile")
@@ -142,19 +131,16 @@ class OnnxruntimeModel(EngineModel):
             except Exception as error:  # its errors have no common root
                 raise ModelError(f"{self.graph.name}: onnxruntime cannot run noise: {told(error)}") from error
             events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
-        microseconds: list[list[float]] = [[] for _ in order]
+        microseconds: dict[int, list[float]] = {}
         for event in events:
             label, _, what = event["name"].rpartition("_kernel_time")
             if event["cat"] == "Node" and not what and label.isdecimal():
-                microseconds[int(label)].append(event["dur"])
+                microseconds.setdefault(int(label), []).append(event["dur"])
         seconds = np.empty((repeats, len(self.graph)))
-        node = 0
         for index, operator in enumerate(self.graph.operators):
-            count = len(self.file.nodes(operator.name))
             # The first run allocates, and does not count.
-            rows = np.array([found[-repeats:] for found in microseconds[node : node + count]])
+            rows = np.array([microseconds[node][-repeats:] for node in self.file.indices[operator.name]])
             seconds[:, index] = np.maximum(rows.sum(axis=0) * 1e-6, _LEAST_S)
-            node += count
         return seconds
 
     def close(self) -> None:
@@ -191,3 +177,8 @@ class OnnxruntimeStage(StageRunner):
 
     def close(self) -> None:
         self._session = None  # a run that still goes on keeps it until it ends
+
+
+def _is_own(target: str) -> bool:
+    """Return whether a target is onnxruntime's own kernels for CPU cores."""
+    return parsed_target(target)[0] in ("", "cpu")

@@ -34,6 +34,8 @@ CPU = "CPUExecutionProvider"
 # The cores of this process before any thread is bound to some of them.
 CORES = frozenset(os.sched_getaffinity(0))
 _PLACE = re.compile(r"^\S+\.cc:\d+ .*\) ")  # in its source, before some reasons
+# The property of a target with which each part is optimised for itself, by all that onnxruntime has.
+OPTIMISATION = "optimization"
 _ERRORS_ONLY = 3  # a level of onnxruntime's log, which goes to stderr
 
 
@@ -66,17 +68,18 @@ def session(
     Args:
         name: the model's, for messages.
         cores: onnxruntime's threads stay on these; without any, there is one, which the system places.
-        target: `cpu`, or a provider with its options. What it does not claim is refused if `strict`, else the CPU's.
+        target: `cpu`, or a provider, with options. What it does not claim is refused if `strict`, else the CPU's.
         profile: a prefix of the file that the profiler of the session writes; None without one.
 
     Raises:
         ModelError: onnxruntime refuses the file, or has no such provider, with its reason.
     """
     options = _options(max(len(cores), 1))
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    provider, properties = parsed_target(target)
+    level = "ENABLE_ALL" if properties.pop(OPTIMISATION, "") == "all" else "DISABLE_ALL"
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
-    provider, properties = parsed_target(target)
     if provider not in ("", "cpu") and strict:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 

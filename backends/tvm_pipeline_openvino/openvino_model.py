@@ -6,8 +6,10 @@ and a part of the file has the bits of the whole. Next: `stages.py`, what runs.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +22,10 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline.frontends.onnx_folding import folded
-from tvm_pipeline_openvino.stages import CORES, NODE, OpenvinoStage
+from tvm_pipeline_openvino.stages import CORES, NODE, OpenvinoStage, compiled
 
 _LEAST_S = 1e-7  # OpenVINO counts microseconds; this is what it shows as 0
+MOST_KEPT = 8  # compiled parts, since candidates for a plan open theirs again and again
 # They add up in another order where what they read lies otherwise, as it does behind a cut.
 _BY_LAYOUT = frozenset(("Pooling", "Reduce", "MVN", "NormalizeL2", "Softmax", "LRN", "Interpolate"))
 
@@ -32,7 +35,7 @@ class OpenvinoModel(EngineModel):
 
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(model, order, joined)
-        self._timed: dict[Device, OpenvinoStage] = {}
+        self._kept: dict[object, Any] = {}
 
     @classmethod
     def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OpenvinoModel:
@@ -41,7 +44,7 @@ class OpenvinoModel(EngineModel):
         whole, layers = cls(model, order), []
         for target in targets:
             try:
-                layers += trial.ask((model.name, target), whole._with_names())
+                layers += trial.ask((model.name, target), whole.numbered(prefix=NODE))
             except RunError as error:
                 named = str(error).startswith(model.name)
                 raise ModelError(str(error) if named else f"{model.name}: OpenVINO on {target}: {error}") from error
@@ -49,7 +52,7 @@ class OpenvinoModel(EngineModel):
         return cls(model, order, whole.file.fused([nodes for nodes, _ in layers], bound))
 
     def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> OpenvinoStage:
-        return OpenvinoStage(self.graph.name, content, inputs, outputs, device, False)
+        return self._made(content, inputs, outputs, device, False)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage. OpenVINO's threads are one pool of a process, so several cores, but not all, take a process."""
@@ -63,11 +66,9 @@ class OpenvinoModel(EngineModel):
         What belongs to no operator, such as changes of layout, is divided among all by their multiply-accumulates. So
         is all of a device that counts nothing.
         """
-        if device not in self._timed:
-            ends = slice_ends(self.graph, [operator.name for operator in self.graph.operators])
-            taken, given = (tuple(map(Port.of, tensors)) for tensors in ends)
-            self._timed[device] = OpenvinoStage(self.graph.name, self._with_names(), taken, given, device, True)
-        stage = self._timed[device]
+        ends = slice_ends(self.graph, [operator.name for operator in self.graph.operators])
+        taken, given = (tuple(map(Port.of, tensors)) for tensors in ends)
+        stage = self._made(self.numbered(prefix=NODE), taken, given, device, True)
         inputs, outputs = list(map(noise, stage.inputs)), [port.buffer() for port in stage.outputs]
         layers = stage.layers()
         owner = {node: index for index, name in enumerate(self.file.indices) for node in self.file.indices[name]}
@@ -86,14 +87,14 @@ class OpenvinoModel(EngineModel):
         return np.maximum(seconds, _LEAST_S)
 
     def close(self) -> None:
-        self._timed.clear()
+        self._kept.clear()
         super().close()
 
-    def _with_names(self) -> bytes:
-        """Return the whole file, whose nodes have names by which OpenVINO's layers tell them."""
-        part = self.file.part([operator.name for operator in self.graph.operators])
-        order = (index for operator in self.graph.operators for index in self.file.indices[operator.name])
-        for index, node in zip(order, part.graph.node, strict=True):
-            node.name = f"{NODE}{index}"
-        content: bytes = part.SerializeToString()
-        return content
+    def _made(
+        self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device, timed: bool
+    ) -> OpenvinoStage:
+        key = hashlib.sha256(content).digest(), device, timed  # requests of one compiled model wait for each other
+        self._kept[key] = self._kept.pop(key, None) or compiled(self.graph.name, content, device, timed)
+        while len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return OpenvinoStage(self._kept[key], inputs, outputs, device)

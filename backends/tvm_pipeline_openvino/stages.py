@@ -24,29 +24,28 @@ _NODE = re.compile(rf"(?:^|,){NODE}(\d+)(?!\d)")
 CORES = frozenset(os.sched_getaffinity(0))
 
 
+def compiled(name: str, content: bytes, device: Device, timed: bool) -> Any:
+    """Return an ONNX file as OpenVINO compiles it; raise ModelError where it refuses. `layers_s` needs `timed`."""
+    target, properties = parsed_target(device.target or "CPU")
+    settings: dict[str, Any] = {"PERF_COUNT": True} if timed else {}
+    if target == "CPU":
+        # With one thread it computes in the caller's. Pinned, it would bind callers to cores of its own choice.
+        threads = max(len(device.cores), 1)
+        settings |= {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+    if target.partition(".")[0] in ("CPU", "GPU"):
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
+    try:
+        return core().compile_model(core().read_model(content), target, {**settings, **properties})
+    except RuntimeError as error:
+        raise ModelError(f"{name}: OpenVINO refuses it on {target}: {told(error)}") from error
+
+
 class OpenvinoStage(StageRunner):
-    """The StageRunner: a request that reads and writes the runtime's buffers in place.
+    """The StageRunner: a request of a compiled model that reads and writes the runtime's buffers in place."""
 
-    Raise ModelError where OpenVINO refuses the file, with its reason and the model's name. `layers_s` needs `timed`.
-    """
-
-    def __init__(
-        self, name: str, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device, timed: bool
-    ) -> None:
+    def __init__(self, compiled_: Any, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> None:
         self.inputs, self.outputs, self._device = tuple(inputs), tuple(outputs), device
-        target, properties = parsed_target(device.target or "CPU")
-        settings: dict[str, Any] = {"PERF_COUNT": True} if timed else {}
-        if target == "CPU":
-            # With one thread it computes in the caller's. Pinned, it would bind callers to cores of its own choice.
-            threads = max(len(device.cores), 1)
-            settings |= {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-        if target.partition(".")[0] in ("CPU", "GPU"):
-            settings["INFERENCE_PRECISION_HINT"] = "f32"
-        try:
-            self._compiled = core().compile_model(core().read_model(content), target, {**settings, **properties})
-            self._request: Any = self._compiled.create_infer_request()
-        except RuntimeError as error:
-            raise ModelError(f"{name}: OpenVINO refuses it on {target}: {told(error)}") from error
+        self._compiled, self._request = compiled_, compiled_.create_infer_request()
 
     def bind(self) -> None:
         bind(self._device.cores)
@@ -88,7 +87,7 @@ class OpenvinoStage(StageRunner):
         return {layer.node_name: layer.real_time.total_seconds() for layer in self._request.get_profiling_info()}
 
     def close(self) -> None:
-        self._request = None
+        self._request = self._compiled = None
 
 
 @cache
@@ -121,7 +120,8 @@ def serve(order: bytes, channel: socket.socket) -> None:
     def answered(question: list[str], content: bytes) -> object:
         if question:
             name, target = question
-            stage = OpenvinoStage(name, content, (), (), Device(name, target=target), False)
+            device = Device(name, target=target)
+            stage = OpenvinoStage(compiled(name, content, device, False), (), (), device)
             for tensor in stage._request.input_tensors:
                 tensor.data[...] = 0
             stage.run([], [])

@@ -51,14 +51,14 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2550,
+    "tvm_pipeline/backends": 2650,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 2650,
     "tvm_pipeline/core": 3200,
     "tvm_pipeline/cost": 1850,
     "tvm_pipeline/frontends": 2550,
     "tvm_pipeline/memory": 2800,
-    "tvm_pipeline/planning": 12_000,
+    "tvm_pipeline/planning": 12_050,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/report": 1450,
@@ -66,7 +66,7 @@ MOST_LINES = {
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
     "tvm_pipeline/tvm": 13_950,
-    "tvm_pipeline/workflow": 2400,
+    "tvm_pipeline/workflow": 2450,
     "backends/tvm_pipeline_edgetpu": 3150,
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 500,

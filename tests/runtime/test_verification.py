@@ -337,3 +337,27 @@ def test_pipelines_that_run_correct_a_profile_that_is_wrong() -> None:
     assert best.statistics.frames >= 24 * LEAST_ROUNDS
     assert best.latency_s > 2e-3
     assert not model.open_stages
+
+
+def test_the_best_of_each_engine_runs_however_slow_its_own_times_make_it() -> None:
+    """Figures of two engines come from counters of their own; the replicas of each and its best device are obvious."""
+    engines = {"d0": "fake", "d1": "fake", "e0": "other", "e1": "other"}
+    devices = tuple(Device(name, backend, (int(name[1]),)) for name, backend in engines.items())
+    stages = {"single-d": ("d0",), "single-e": ("e0",), "slower-e": ("e1",)}
+    stages |= {"replicas-e": ("e0", "e1"), "mixed": ("d0", "e1")}
+    rates = {"single-d": 100.0, "mixed": 60.0, "replicas-e": 50.0, "single-e": 30.0, "slower-e": 20.0}
+    plans = tuple(
+        Plan(GRAPH.name, name, "throughput", (Stage(stages[name], WHOLE),), Prediction(fps, 1 / fps, uncertainty=0.01))
+        for name, fps in rates.items()
+    )
+    decision = Decision(plans[0], plans, "single-d is predicted to be best")
+    runs = Runs(**{name.replace("-", "_"): fps for name, fps in rates.items()})
+    seen: list[str] = []
+
+    def run(plan: Plan, seconds: float) -> Turn:
+        seen.append(plan.scheduler)
+        return runs(replace(plan, scheduler=plan.scheduler.replace("-", "_")), seconds)
+
+    verified(problem_of(platform=Platform("box", devices)), decision, run, FOREVER)
+    assert {"single-d", "single-e", "replicas-e"} <= set(seen)
+    assert "slower-e" not in seen

@@ -201,6 +201,8 @@ class Backend(ABC):
         cuts: formats of model files that it cuts, so that other backends can compile the slices; see `sliced.py`.
         serves: names of other backends whose devices it compiles for as well, such as host.
         engine: what runs its models, as a user knows it, if it is an engine (`registry.engine_for`).
+        fastest_target: of an engine, the target for CPU cores whose stages are fastest, although the last bits of their
+            results depend on where a model is cut; empty where that of `engine_devices` is.
         can_tune: whether `tune` searches for faster kernels.
     """
 
@@ -208,6 +210,7 @@ class Backend(ABC):
     cuts: Sequence[str] = ()
     serves: Sequence[str] = ()
     engine: str = ""
+    fastest_target: str = ""
     can_tune: bool = False
 
     @abstractmethod

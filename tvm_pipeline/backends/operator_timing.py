@@ -20,7 +20,7 @@ from tvm_pipeline.errors import PlanError
 
 TransferTimer = Callable[[Device, Sequence[int], int], "tuple[Seconds, Seconds] | None"]
 
-_LEAST_S = 1e-9  # The time of an operator for which a compiler emits no code, such as a reshape.
+LEAST_S = 1e-9  # The time of an operator for which a compiler emits no code, such as a reshape.
 
 
 class OperatorTimer:
@@ -50,7 +50,7 @@ class OperatorTimer:
         if device not in self._runners:
             names = [self._graph.operators[indices[0]].name for indices in self._alike]
             self._runners[device] = [self._alone(name, device) for name in names]
-        seconds = np.full((repeats, len(self._graph)), _LEAST_S)
+        seconds = np.full((repeats, len(self._graph)), LEAST_S)
         for indices, runner in zip(self._alike, self._runners[device], strict=True):
             if runner is not None:
                 seconds[:, indices] = self._samples(device, runner, repeats)[:, None]
@@ -77,7 +77,7 @@ class OperatorTimer:
             begin = time.perf_counter()
             runner.run(inputs, outputs)
             samples[index] = time.perf_counter() - begin
-        return np.maximum(samples - self._moved_s(device, inputs, outputs, repeats), _LEAST_S)
+        return np.maximum(samples - self._moved_s(device, inputs, outputs, repeats), LEAST_S)
 
     def _moved_s(self, device: Device, inputs: Sequence[Array], outputs: Sequence[Array], repeats: int) -> float:
         """Return the median seconds in which the device receives these inputs and sends these outputs."""

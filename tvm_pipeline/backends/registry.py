@@ -2,10 +2,10 @@
 
 The order in which backends are installed or listed decides nothing. Several backends on one platform work together in
 two ways. If one of them compiles for the devices of all others (`Backend.serves`), it has the platform alone. Otherwise
-exactly one of them must cut files of the model's format (`Backend.cuts`); see `sliced.py`. Any other platform file is
-refused. If a detected platform has backends that cannot share the model, one rule decides and is logged: a backend that
-comes with tvm-pipeline precedes others, so that installing another changes nothing; then the name decides. The backend
-that serves it, and others that this one serves, stay with it.
+one of them must cut files of the model's format (`Backend.cuts`), or several that are engines; see `sliced.py`. Any
+other platform file is refused. If a detected platform has backends that cannot share the model, one rule decides and is
+logged: a backend that comes with tvm-pipeline precedes others, so that installing another changes nothing; then the
+name decides. The backend that serves it, and others that this one serves, stay with it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import atexit
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -74,6 +75,17 @@ def engine_for(model: Model, cores: Sequence[Device]) -> tuple[Backend, tuple[De
     if not engine.engine:
         raise PlatformError(f"the backend {engine.name} that is installed is no engine; upgrade it")
     return engine, tuple(engine.engine_devices(cores))
+
+
+def known_engines() -> dict[str, Backend]:
+    """Return the engines whose backends can be imported, by their names in lower case."""
+    found = {}
+    for name in _installed():
+        with suppress(PlatformError):  # `left_out` tells why
+            backend = find_backend(name)
+            if backend.engine:
+                found[backend.engine.lower()] = backend
+    return found
 
 
 def compose(names: Iterable[str]) -> Backend:

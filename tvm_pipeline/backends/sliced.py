@@ -30,7 +30,7 @@ from tvm_pipeline.backends.contract import (
     StageArena,
     StageRunner,
 )
-from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.backends.operator_timing import LEAST_S, OperatorTimer
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -130,6 +130,8 @@ class SlicedBackend(Backend):
                 f"the platform mixes the backends {names}, and none of them cuts {model.format} files for the others; "
                 "split the platform file, or convert the model to a format that one of them cuts"
             )
+        if all(backend.engine for backend in cutting):  # they all cut the file as it is
+            return min(cutting, key=lambda backend: backend.name)
         if len(cutting) > 1:
             both = " and ".join(backend.name for backend in cutting)
             raise PlatformError(
@@ -237,11 +239,13 @@ class SlicedModel(Delegating):
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators).
 
-        On devices of backends that do not cut the file, each operator is timed as a stage of its own; those that
-        `computes` lacks are NaN.
+        On devices of backends that do not cut the file, each operator is timed as a stage of its own, or inside of the
+        whole where the backend knows the file's tensors; those that `computes` lacks are NaN.
         """
         if device.backend == self._lead:
             return super().time_operators(device, repeats)
+        if (whole := self._whole_on(device)) is not None:
+            return self._timed_within(whole, device, repeats)
         seconds = self._timer.seconds(device, repeats)
         seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
         return seconds
@@ -255,6 +259,23 @@ class SlicedModel(Delegating):
         known = (compiled for key, compiled in self._compiled.items() if key[:2] == (device.backend, device.target))
         compiled = next(known, None) or self._compile_slice(self._slicer.cut(_operators(self)[:1]), device)
         return compiled.time_transfers(device, sizes_bytes, repeats)
+
+    def _whole_on(self, device: Device) -> CompiledModel | None:
+        """Return the whole model as the device's backend compiles it; None where its tensors are not the file's."""
+        if self.refusals(device):
+            return None
+        whole = self._compile_slice(self._slicer.cut(_operators(self)), device)
+        known = self.graph.edges.writer
+        return whole if all(t.name in known for o in whole.graph.operators for t in o.outputs) else None
+
+    def _timed_within(self, whole: CompiledModel, device: Device, repeats: int) -> Seconds:
+        """Return seconds of the operators; of those that the device computes as one, the last one has all."""
+        found = whole.time_operators(device, repeats)
+        seconds = np.full((repeats, len(self.graph)), LEAST_S)
+        for index, operator in enumerate(whole.graph.operators):
+            last = max(self.graph.edges.writer[tensor.name] for tensor in operator.outputs)
+            seconds[:, last] = found[:, index]
+        return seconds
 
     def slicer(self) -> None:
         """Return None: its slices are cut already."""

@@ -13,6 +13,7 @@ from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.cli.options import (
     DeviceOption,
+    EnginesOption,
     JsonOption,
     MaxLatencyOption,
     MemoryRewriteOption,
@@ -71,6 +72,7 @@ def command(
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
     device: DeviceOption = "",
+    engines: EnginesOption = "",
     profile: ProfilesOption = None,
     remote: RemoteOption = None,
     preprocessing: Annotated[
@@ -124,6 +126,7 @@ def command(
         if value is not None and source is None:
             raise OptionError(f"--{name} goes with --source, which it is measured on")
     check_remote(remote, {"source": source}, "the camera is over there; compile the application on the board")
+    check_remote(remote, {"engines": engines}, "name the board's engines in a platform file")
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
     check_scheduler(scheduler)
@@ -159,6 +162,7 @@ def command(
             platform,
             order,
             devices=device,
+            engines=engines,
             winograd=winograd,
             values=values_of(input_values),
             carry=states,

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tvm_pipeline.backends.registry import description, left_out, settle_platform, state
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
+from tvm_pipeline.backends.registry import description, known_engines, left_out, settle_platform, state
+from tvm_pipeline.cli.options import EnginesOption, JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
@@ -21,11 +21,13 @@ from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, power_modes
 from tvm_pipeline.report import devices_table, sensors_table
 from tvm_pipeline.tvm.installed_ir import described
 from tvm_pipeline.workflow.applications import applications
+from tvm_pipeline.workflow.engines import with_engines
 from tvm_pipeline.workflow.machine_modes import this_machine
 
 
 def command(
     platform: PlatformOption = None,
+    engines: EnginesOption = "",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the devices as a platform file to edit.")
     ] = None,
@@ -36,7 +38,8 @@ def command(
     Example: tvm-pipeline devices -o desk.toml
     """
     check_outputs(output)
-    _, settled = settle_platform(read_platform(platform) if platform else this_machine(None))
+    given = read_platform(platform) if platform else this_machine(None)
+    _, settled = settle_platform(with_engines(given, engines))
     if output:
         write_bytes(output, platform_toml(settled).encode())
     found = Found([], {}) if platform else survey()
@@ -59,6 +62,8 @@ def command(
         say(f"{name}: it cannot be read: {reason}")
     if settled.power_modes and platform:
         say(f"power modes: {', '.join(mode.name for mode in settled.power_modes)}")
+    if not platform and not engines:
+        say(f"engines: {', '.join(known_engines())}; `--engines` with some of these shows and plans for their devices")
     for line in () if platform else (*left_out(), *_compiler(), *_for_applications()):
         say(line)
 

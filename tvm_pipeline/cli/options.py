@@ -28,6 +28,14 @@ DeviceOption = Annotated[
         help="Use only these devices of the platform: cpu, gpu, tpu, or names that `devices` lists, with commas.",
     ),
 ]
+EnginesOption = Annotated[
+    str,
+    typer.Option(
+        "--engines",
+        help="The engines that compete for each stage, with commas: tvm, and those that are installed: onnxruntime, "
+        "openvino. Without it, TVM runs what it takes.",
+    ),
+]
 RemoteOption = Annotated[
     str | None,
     typer.Option(

@@ -91,6 +91,16 @@ class EngineModel(OnnxModel):
         taken, given = (tuple(map(Port.of, tensors)) for tensors in slice_ends(self.graph, operators))
         return self.runner(content, taken, given, device)
 
+    def numbered(self, operators: Sequence[str] = (), prefix: str = "") -> bytes:
+        """Return operators, or all, as a file whose nodes are named by their indices in the whole file."""
+        names = [one.name for one in self.graph.operators if not operators or one.name in operators]
+        part = self.file.part(names)
+        indices = (index for name in names for index in self.file.indices[name])
+        for index, node in zip(indices, part.graph.node, strict=True):
+            node.name = f"{prefix}{index}"
+        content: bytes = part.SerializeToString()
+        return content
+
     def isolated_stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage in a process of its own, which has the device's cores alone."""
         if self._saved is None:

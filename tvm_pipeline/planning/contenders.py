@@ -32,7 +32,7 @@ from tvm_pipeline.planning.anywhere import (
     with_time_left,
 )
 from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
+from tvm_pipeline.planning.baselines.whole_model import each_engine, replicas_by_engine, singles
 from tvm_pipeline.planning.local.bounds import better_bound, lower_bound
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
@@ -126,7 +126,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
         return {"whole": lambda _: _whole_models(problem), **pipeline}
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
-        "replicas": lambda _: [replicas_of_any_count(problem)],
+        "replicas": lambda _: replicas_by_engine(problem),
         "two-stage": lambda _: [two_stage(problem)],
         **pipeline,
     }
@@ -139,7 +139,11 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
 
 
 def _whole_models(problem: Problem) -> list[Plan]:
-    """Return two plans of the whole model: on the device that computes it fastest, and replicated on all devices."""
+    """Return plans of the whole model: on the device that computes it fastest, and replicated on all devices.
+
+    Each engine has its own, where there are several.
+    """
+    own = [plan for alone in each_engine(problem) for plan in _whole_models(alone)]
     graph, names = problem.graph, tuple(operator.name for operator in problem.graph.operators)
     macs = np.array([operator.macs for operator in graph.operators], np.float64)
     seconds = {}
@@ -156,7 +160,7 @@ def _whole_models(problem: Problem) -> list[Plan]:
             predicted = evaluate(problem, (Stage(devices, names),)).predicted
             name = "single" if len(devices) == 1 else "replicas"
             found.append(Plan(graph.name, name, problem.objective, (Stage(devices, names),), predicted))
-    return found
+    return list({plan.stages: plan for plan in (*own, *found)}.values())
 
 
 def _spares_devices(problem: Problem) -> bool:

@@ -82,7 +82,7 @@ def verified(
     obstacle = _obstacle(problem, meter)
     if obstacle is not None:
         return _predicted(problem, decision, obstacle)
-    race = _Race(problem, _contenders(decision), verify_s, PERIODS * meter.period_s if meter else 0.0)
+    race = _Race(problem, _contenders(problem, decision), verify_s, PERIODS * meter.period_s if meter else 0.0)
     try:
         race.go(_with_joules(run, problem, meter) if meter and problem.objective == "energy" else run)
     except PowerError as error:
@@ -185,18 +185,27 @@ def pool_meets_host_work(problem: Problem, plan: Plan) -> bool:
 # ---------------------------------------------------------------------------------------------- by measurement
 
 
-def _contenders(decision: Decision) -> list[Plan]:
+def _contenders(problem: Problem, decision: Decision) -> list[Plan]:
     """Return the candidates to run: those whose interval overlaps the best's, then the best device and replicas.
 
-    The last two insure against a profile that is wrong, for little time.
+    The last two insure against a profile that is wrong, for little time. Where the platform has several backends, the
+    best device and the replicas of each come first: an engine's own times say little of another engine's.
     """
     best, *others = decision.candidates
     least, _ = _interval(best)
     overlapping = [plan for plan in others if _interval(plan)[1] >= least]
     of_one_stage = [plan for plan in others if len(plan.stages) == 1]
-    single = [plan for plan in of_one_stage if len(plan.devices) == 1][:1]
-    replicas = [plan for plan in of_one_stage if len(plan.devices) > 1][:1]
-    return list(dict.fromkeys((best, *overlapping, *single, *replicas)))
+    obvious: dict[object, Plan] = {}
+    for plan in of_one_stage:
+        obvious.setdefault(len(plan.devices) > 1, plan)
+    owner = {device.name: device.backend for device in problem.platform.devices}
+    of_engines: dict[object, Plan] = {}
+    for plan in (best, *of_one_stage) if len(set(owner.values())) > 1 else ():
+        engines = frozenset(owner[name] for name in plan.devices)
+        if len(engines) == len(plan.stages) == 1:
+            of_engines.setdefault((len(plan.devices) > 1, engines), plan)
+    insurance = [obvious[many] for many in (False, True) if many in obvious]
+    return list(dict.fromkeys((best, *of_engines.values(), *overlapping, *insurance)))
 
 
 def _interval(plan: Plan) -> tuple[float, float]:
@@ -259,7 +268,15 @@ class _Race:
         return fitting if plans[0] in fitting else []
 
     def go(self, run: Run) -> None:
-        """Run rounds until the time is over or one plan is left."""
+        """Run rounds until the time is over or one plan is left.
+
+        Parts for several backends are compiled when they first run, which is no time of measuring.
+        """
+        if len({device.backend for device in self._problem.platform.devices}) > 1:
+            for plan in list(self._running):
+                _log.info(f"compiling the stages of {describe(plan)}")
+                self._take(run, plan, 0.0)
+                self._turns[plan].clear()
         deadline_s = time.perf_counter() + self._verify_s
         while self._has_time(deadline_s - time.perf_counter()):
             for plan in in_turn(self._running, self._rounds):
@@ -267,16 +284,20 @@ class _Race:
                 if begin_s >= deadline_s:
                     return  # turns took longer than they should
                 _log.info(f"measuring {describe(plan)}, round {self._rounds + 1}, {deadline_s - begin_s:.0f} s left")
-                try:
-                    self._turns[plan].append(run(plan, _full_s(plan, self._frames, self._least_s)))
-                except PowerError:
-                    raise  # it is no fault of the plan
-                except PipelineError as error:
-                    self.failed[plan] = error
-                    self._running.remove(plan)
+                self._take(run, plan, _full_s(plan, self._frames, self._least_s))
                 self._turn_s[plan] = time.perf_counter() - begin_s
             self._rounds += 1
             self._drop()
+
+    def _take(self, run: Run, plan: Plan, seconds: float) -> None:
+        """Let a plan have a turn; take it out where it does not run."""
+        try:
+            self._turns[plan].append(run(plan, seconds))
+        except PowerError:
+            raise  # it is no fault of the plan
+        except PipelineError as error:
+            self.failed[plan] = error
+            self._running.remove(plan)
 
     def _has_time(self, left_s: float) -> bool:
         """Return whether a round can decide more and fits into the time; drop plans if the first rounds would not."""

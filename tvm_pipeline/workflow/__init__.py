@@ -3,6 +3,7 @@
 compiled_pipeline.py  the whole road in one call, for programs
 steps.py            from a model file to a plan, as one call each
 compiling.py        a model compiled for a platform, with what is tried and left out
+engines.py          engines that compete on the same cores
 engine_fallback.py  what TVM refuses, on an engine that takes it
 rewriting_trial.py  operators in parts, accepted where memory falls and outputs stay the same
 applications.py     models with work of the host around them, which plug-ins know

@@ -40,6 +40,7 @@ from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified, with_fewest_inside
 from tvm_pipeline.workflow.compiling import Wish, compiled_on
 from tvm_pipeline.workflow.doubts import stand_in_warnings
+from tvm_pipeline.workflow.engines import with_engines
 from tvm_pipeline.workflow.machine import HERE, Machine
 from tvm_pipeline.workflow.modelled import absence, stood_in, to_measure
 from tvm_pipeline.workflow.power_meter import NONE, opened_meter
@@ -132,6 +133,7 @@ def compile_source(
     order: Order | None = "listed",
     *,
     devices: str = "",
+    engines: str = "",
     tuned: bool = True,
     winograd: bool = False,
     values: Values | None = None,
@@ -151,6 +153,7 @@ def compile_source(
         order: the order in which stages run their operators. None is that of least memory where a device states its
             memory, because a plan counts what its stages take in their best order.
         devices: which devices of the platform are used, as `Platform.with_devices`; all if it is empty.
+        engines: which engines have devices, as `engines.with_engines`; the platform's own if it is empty.
         tuned: False leaves out what tuning has found.
         winograd: allow other values, where tuning has found Winograd's algorithm faster (see `Model.winograd`); warn
             where it has not.
@@ -166,9 +169,10 @@ def compile_source(
     for note in model.notes:
         _log.warning(f"{model.name}: {note}")
     with _naming(name, model):
-        given = machine.platform(read_platform(platform) if platform else None, model).with_devices(devices)
+        given = machine.platform(read_platform(platform) if platform else None, model)
+        given = with_engines(given, engines).with_devices(devices)
         elsewhere = bool(machine.name)
-        asked = bool(platform or devices)
+        asked = bool(platform or devices or engines)
         wish = Wish(order, tuned, memory_rewrite, asked, elsewhere, machine.processor, machine.compared)
         backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish)
     return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
@@ -68,6 +69,30 @@ def replicas_of_any_count(problem: Problem) -> Plan:
         )
     best = min(_possible(problem, "replicas", sets), key=cost_key)
     return best if is_every else replace(best, status="feasible", bound=None)
+
+
+def replicas_by_engine(problem: Problem) -> list[Plan]:
+    """Return the plan of `replicas`, and that of each backend's devices alone where the platform has several backends.
+
+    Raises what `replicas` raises where there is no plan at all.
+    """
+    found = [replicas_of_any_count(problem)]
+    for alone in each_engine(problem):
+        with suppress(InfeasibleError):
+            found.append(replicas_of_any_count(alone))
+    return list({plan.stages: plan for plan in found}.values())
+
+
+def each_engine(problem: Problem) -> list[Problem]:
+    """Return the problem with the devices of each backend alone; none where there is one backend."""
+    platform, found = problem.platform, []
+    backends = dict.fromkeys(device.backend for device in platform.devices)
+    for backend in backends if len(backends) > 1 else ():
+        devices = tuple(device for device in platform.devices if device.backend == backend)
+        names = {device.name for device in devices}
+        links = tuple(link for link in platform.links if {link.source, link.destination} <= names)
+        found.append(replace(problem, platform=replace(platform, devices=devices, links=links)))
+    return found
 
 
 def _subsets(problem: Problem, group: tuple[Device, ...]) -> Iterator[tuple[Device, ...]]:
