@@ -70,11 +70,11 @@ class Verdict:
 
 
 def loadgen() -> ModuleType:
-    """Return LoadGen; raise OptionError where it is not installed."""
+    """Return LoadGen; raise PipelineError where it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError as error:
-        raise OptionError(
+        raise PipelineError(
             f"MLPerf LoadGen cannot be loaded ({error}); install it: pip install 'tvm-pipeline[loadgen]'"
         ) from error
     found: ModuleType = mlperf_loadgen
