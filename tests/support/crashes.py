@@ -22,12 +22,12 @@ from tvm_pipeline.backends.contract import Array
 backend = FakeBackend([])
 
 
-def install(folder: Path) -> None:
-    """Make the backend `fake` an installed one, wherever `folder` is on the path."""
-    package = folder / "fake-1.dist-info"
+def install(folder: Path, name: str = "fake", module: str = __name__) -> None:
+    """Make the `backend` of a module an installed one, wherever `folder` is on the path."""
+    package = folder / f"{name}-1.dist-info"
     package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[tvm_pipeline.backends]\nfake = tests.support.crashes:backend\n")
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[tvm_pipeline.backends]\n{name} = {module}:backend\n")
 
 
 def segfault() -> None:

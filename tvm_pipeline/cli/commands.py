@@ -27,8 +27,8 @@ from tvm_pipeline_command import stop
 
 # The commands in the order of their use; in the list, others follow by name.
 ORDER = (
-    *("devices", "tune", "profile", "layer-times", "calibrate", "plan", "simulate", "deploy", "compile", "run"),
-    *("bench", "serve-rpc", "top", "show", "slice", "memory"),
+    *("devices", "check", "tune", "profile", "layer-times", "calibrate", "plan", "simulate", "deploy", "compile"),
+    *("run", "bench", "serve-rpc", "top", "show", "slice", "memory"),
 )
 
 

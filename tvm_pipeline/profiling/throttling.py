@@ -142,6 +142,11 @@ class ThrottleWatch:
         self.is_throttled = False
         return f"throttling has ended after {self._last_sign_s - self._since_s:.0f} s{self._state()}"
 
+    @property
+    def can_tell(self) -> bool:
+        """Whether this system shows anything that tells of throttling."""
+        return bool(self._coolers or self._zones or self._counters)
+
     def hottest_c(self) -> float | None:
         """Return the highest temperature of the thermal zones, in degrees Celsius; None where none can be read."""
         return max((celsius for zone in self._zones if (celsius := zone.celsius()) is not None), default=None)

@@ -4,6 +4,7 @@ fake.py           FakeBackend: a backend without hardware, which holds its calle
 conformance.py    check_backend: whether a backend keeps the contract
 cut_cases.py      the cuts that it makes, and how tensors go through them
 installed.py      installed: backends without a package, as if packages had installed them
+whole_numbers.py  networks on which all devices must give the same bits: what `tvm-pipeline check` runs
 examples.py       the small network that the examples in docstrings share
 
     from tvm_pipeline.testing import check_backend

@@ -1,0 +1,273 @@
+"""`tvm-pipeline check` passes on what works here, and names each fault that is planted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from tests.support.parts import needs
+
+needs("onnxruntime")
+
+from tests.edgetpu.fakes import libedgetpu, write_compiler
+from tests.gpu.conftest import _cuda_is_software, _faults_end, software_cuda, software_cuda_folder
+from tests.support.board_trees import TREES, write
+from tests.support.crashes import install
+from tests.support.guests import Lamp, guests
+from tvm_pipeline.cli import check
+from tvm_pipeline.cli.check import FRAMES, frame_faults
+from tvm_pipeline.power import Found
+from tvm_pipeline.profiling.throttling import ThrottleWatch
+
+__all__ = ["_cuda_is_software", "_faults_end", "software_cuda", "software_cuda_folder"]
+
+MINUTES = 0.02
+Report = dict[tuple[str, str], dict]
+
+
+@pytest.fixture
+def checked(cli, tmp_path, monkeypatch) -> Iterator[Callable[..., tuple[int, Report]]]:
+    """Runs the check on devices, given as (backend, target), of a core each, and returns its status and its claims.
+
+    Without devices it is this machine. There are no sensors of power unless the test gives some.
+    """
+    install(tmp_path, "faulty", "tests.support.faulty_device")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(*devices: tuple[str, str], options: tuple[object, ...] = ()) -> tuple[int, Report]:
+        file = tmp_path / "machine.toml"
+        lines = [
+            f"[[device]]\nname = '{backend}{core}'\nbackend = '{backend}'\ntarget = '{target}'\n"
+            + (f"cores = [{core}]\n" if backend in ("host", "faulty", "onnxruntime") else "")
+            for core, (backend, target) in enumerate(devices)
+        ]
+        file.write_text("name = 'test'\n" + "".join(lines))
+        platform = ("--platform", file) if devices else ()
+        outcome = cli("check", *platform, "--minutes", MINUTES, "-o", tmp_path / "check.json", *options)
+        claims = json.loads((tmp_path / "check.json").read_text())["claims"]
+        printed = " ".join(outcome.out.split())
+        assert all(f"{claim['subject']}: {claim['claim']}: " in printed for claim in claims)
+        return outcome.code, {(claim["subject"], claim["claim"]): claim for claim in claims}
+
+    with guests():
+        yield run
+
+
+def states(report: Report, subject: str) -> dict[str, str]:
+    return {claim: found["state"] for (of, claim), found in report.items() if of == subject}
+
+
+ALL = dict.fromkeys(("detection", "operator", "transfers", "slices"), "passed")
+
+
+def failed(report: Report) -> dict[tuple[str, str], str]:
+    return {key: claim["told"] for key, claim in report.items() if claim["state"] == "failed"}
+
+
+def test_it_passes_on_this_machine(checked):
+    code, report = checked()
+    assert failed(report) == {}
+    assert code == 0
+    assert [states(report, of) for of, claim in report if claim == "operator"] == [ALL]
+    assert report["machine", "pipeline"]["figures"]["frames"] > 100
+    assert report["machine", "pulled device"]["state"] == "not tried"
+
+
+@pytest.mark.needs("tflite")
+@pytest.mark.needs("ai_edge_litert")
+@pytest.mark.thorough
+def test_it_passes_on_engines_beside_each_other(checked):
+    """The kernels of TFLite stand in for an Edge TPU, which only the option accepts."""
+    devices = (("host", ""), ("edgetpu", "cpu"))
+    code, report = checked(*devices, options=("--stand-ins",))
+    assert (code, failed(report)) == (0, {})
+    assert "2 stages" in report["machine", "pipeline"]["told"] or " | " in report["machine", "pipeline"]["told"]
+    code, report = checked(*devices)
+    assert code == 1
+    assert "TFLite's CPU kernels (its target asks for them) stands in" in failed(report)["edgetpu1", "detection"]
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("software_cuda")
+def test_it_passes_on_a_cuda_device_of_software(checked):
+    code, report = checked(("gpu", "cuda"), ("host", ""), options=("--stand-ins",))
+    assert (code, failed(report)) == (0, {})
+    assert states(report, "gpu0") == ALL
+    assert report["gpu0", "transfers"]["figures"]["received_bytes_per_s"] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("PoCL")
+def test_it_passes_on_pocl(checked):
+    code, report = checked(("gpu", "opencl"), options=("--stand-ins",))
+    assert (code, failed(report)) == (0, {})
+
+
+@pytest.fixture
+def plugged(tmp_path, monkeypatch) -> Callable[..., None]:
+    """Plugs in a fake Edge TPU at usb:0, with the fake library built for some names, and the fake compiler."""
+    needs("ai_edge_litert")
+    needs("tflite")
+
+    def plug(*defines: str) -> None:
+        (tmp_path / "bin").mkdir()
+        write_compiler(tmp_path / "bin")
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(libedgetpu(*defines).parent))
+        monkeypatch.setenv("FAKE_EDGETPUS", "usb:0")
+
+    return plug
+
+
+@pytest.mark.thorough
+def test_it_passes_on_a_fake_edge_tpu(checked, plugged):
+    plugged()
+    code, report = checked(("edgetpu", "usb:0"))
+    assert (code, failed(report)) == (0, {})
+    assert states(report, "edgetpu0") == ALL
+
+
+@pytest.mark.thorough
+def test_a_libedgetpu_of_another_tensorflow_is_named(checked, plugged):
+    plugged("KERNEL", "TF_2_5")
+    code, report = checked(("edgetpu", "usb:0"))
+    assert code == 1
+    assert (
+        "libedgetpu.so.1 (BuildLabel(FAKE), RuntimeVersion(14)) ended by SIG" in failed(report)["edgetpu0", "operator"]
+    )
+
+
+def test_a_missing_libedgetpu_is_named(checked):
+    needs("ai_edge_litert")
+    code, report = checked(("edgetpu", "usb:0"))
+    assert code == 1
+    assert "the library libedgetpu.so.1 cannot be loaded" in failed(report)["edgetpu0", "detection"]
+    assert states(report, "edgetpu0")["operator"] == "not tried"
+
+
+@pytest.mark.quick_cases(4)
+@pytest.mark.parametrize(
+    ("fault", "claim", "told"),
+    [
+        ("computes", "operator", "1 of 2048 values differ, by up to 1; update the device's driver"),
+        ("crashes", "operator", "its process was killed by SIGSEGV"),
+        ("missing", "detection", "libfaulty.so.1 cannot be loaded; install the package faulty"),
+        ("loses", "pipeline", "1 lost, 1 repeated, 1 out of order, 0 with wrong values"),
+        ("changes", "transfers", "1 of 32768 numbers came back changed; try another cable"),
+        ("slices", "slices", "the model gives other results than whole: output y is off by up to"),
+        ("swaps", "pipeline", "out of order, 0 with wrong values"),
+        ("fails", "pipeline", "the driver is gone"),
+        ("hangs", "operator", "its process took more than 15 s and was ended; plug the device in again"),
+    ],
+)
+def test_a_fault_of_a_device_is_named(checked, monkeypatch, fault, claim, told):
+    monkeypatch.setattr(check, "LIMIT_S", 15.0 if fault == "hangs" else check.LIMIT_S)
+    code, report = checked(("faulty", fault))
+    subject = "machine" if claim == "pipeline" else "faulty0"
+    assert code == 1
+    assert told in failed(report)[subject, claim]
+    assert states(report, subject)[claim] == "failed"
+    if fault in ("crashes", "missing", "hangs"):
+        assert set(states(report, "faulty0").values()) <= {"failed", "passed", "not tried"}
+        assert states(report, "faulty0")["slices"] == "not tried"
+    if fault in ("computes", "loses", "changes", "swaps"):  # and nothing else is
+        assert list(failed(report)) == [(subject, claim)]
+
+
+def test_a_device_that_is_pulled_out_costs_no_frame(checked):
+    code, report = checked(("faulty", "none"), ("faulty", "unplugged"), options=("--pull",))
+    assert (code, failed(report)) == (0, {})
+    assert report["machine", "pulled device"]["state"] == "passed"
+    assert "was killed by SIGSEGV" in report["machine", "pulled device"]["told"]
+
+
+@pytest.mark.thorough
+def test_where_nobody_pulls_a_device_out_that_is_not_tried(checked):
+    code, report = checked(("faulty", "none"), options=("--pull",))
+    assert code == 0
+    assert report["machine", "pulled device"]["told"] == "no device was pulled out"
+
+
+# The machine: what needs no device
+
+
+@pytest.fixture
+def no_devices(monkeypatch) -> None:
+    """Nothing is asked of a device."""
+    monkeypatch.setattr(check, "_answers", lambda *_: iter(()))
+
+
+@pytest.mark.usefixtures("no_devices")
+def test_a_wrong_version_is_named(checked, tmp_path):
+    assert checked()[1]["machine", "versions"]["state"] == "passed"
+    package = tmp_path / "onnx-1.2.3.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: onnx\nVersion: 1.2.3\n")
+    code, report = checked()
+    assert code == 1
+    assert "onnx 1.2.3 is installed; run `pip install 'onnx" in failed(report)["machine", "versions"]
+
+
+@pytest.mark.usefixtures("no_devices")
+def test_a_throttled_board_is_named(checked, tmp_path, monkeypatch):
+    root = TREES["AGX Orin, JetPack 5"].write(tmp_path / "root")
+    monkeypatch.setattr(check, "ThrottleWatch", partial(ThrottleWatch, root))
+    code, report = checked()
+    assert code == 0
+    assert report["machine", "throttling"]["told"] == "no sign of it; the hottest zone has 48 °C"
+    write(root, "sys/class/thermal/thermal_zone0/temp", "99500\n")
+    code, report = checked()
+    assert code == 1
+    assert "CPU-therm is slowed down from 99 °C on" in failed(report)["machine", "throttling"]
+
+
+class Nothing(Lamp):
+    """A sensor of the board that reads 0 W."""
+
+    def watts(self) -> float:
+        return 0.0
+
+
+class Silent(Lamp):
+    """A sensor whose value never changes its moment."""
+
+    name = "silent"
+
+    def read(self):
+        return [super().read()[0]._replace(time_s=1.0)]
+
+
+@pytest.mark.usefixtures("no_devices")
+def test_sensors_of_power_that_read_nothing_are_named(checked):
+    found = Found([Lamp(), Silent()], {"rapl:psys": "only root may read it; run as root"})
+    with guests(sensors=lambda: found):
+        code, report = checked()
+    assert code == 1
+    assert report["lamp", "power"]["figures"] == {"watts": pytest.approx(10.0)}
+    assert failed(report) == {
+        ("silent", "power"): "no second reading came within 0.5 s",
+        ("rapl:psys", "power"): "only root may read it; run as root",
+    }
+    with guests(sensors=lambda: Found([Nothing()], {})):
+        assert failed(checked()[1]) == {("lamp", "power"): "the test cannot draw 0 W; is the sensor wired?"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "numbers", "expected"),
+    [
+        (130, [number % FRAMES for number in range(130)], (0, 0, 0, 0)),
+        (4, [0, 1, 3], (1, 0, 0, 0)),
+        (4, [0, 1, 2], (1, 0, 0, 0)),
+        (3, [0, 1, 1, 2], (0, 1, 0, 0)),
+        (4, [0, 2, 1, 3], (0, 0, 1, 0)),
+        (3, [0, None, 2], (0, 0, 0, 1)),
+        (5, [0, 1, 2, 0, 4], (1, 1, 1, 0)),
+        (67, [*(number % FRAMES for number in range(64)), 1, 2], (1, 0, 0, 0)),
+    ],
+)
+def test_frames_are_counted(sent, numbers, expected):
+    assert tuple(frame_faults(numbers, sent).values()) == expected
