@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import PowerMode, PowerModes
-from tvm_pipeline_boards.clock_limits import read_limit, write_limit
+from tvm_pipeline_boards.clock_limits import are_fixed, read_limit, write_limit
 from tvm_pipeline_boards.jetson import read_jetson
 from tvm_pipeline_boards.mode_record import (
     RECORD,
@@ -60,6 +60,8 @@ class BoardModes(PowerModes):
         """Yield a line for the Jetson that this is, and one for each of its modes."""
         if jetson := read_jetson(self._root):
             yield f"board: {jetson}"
+            if are_fixed(self._root) is False:
+                yield "jetson_clocks is off: clocks follow the load; run `sudo jetson_clocks` before you profile"
         with suppress(PowerError):  # which `modes` raises
             modes = nvpmodel_modes(self._root)
             current = current_nvpmodel(self._root) if modes else None

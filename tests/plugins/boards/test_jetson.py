@@ -51,6 +51,22 @@ def test_the_clocks_of_cores_and_gpu(tree: Tree, tmp_path: Path) -> None:
     assert 1e8 < tree.limit_khz * 1000 < 1e10
 
 
+@boards
+def test_whether_jetson_clocks_fixes_the_clocks(tree: Tree, tmp_path: Path) -> None:
+    root = tree.write(tmp_path / "root")
+    said = "jetson_clocks is off: clocks follow the load; run `sudo jetson_clocks` before you profile"
+    assert said not in list(BoardModes(root).described())  # nothing tells it
+    least = [f"{CPUS}/cpufreq/policy{policy[0]}/scaling_min_freq" for policy in tree.policies]
+    for path in least:
+        write(root, path, f"{tree.limit_khz}\n")
+    write(root, f"sys/class/devfreq/{tree.gpu}/min_freq", "114750000\n")
+    assert said in list(BoardModes(root).described())
+    write(root, f"sys/class/devfreq/{tree.gpu}/min_freq", f"{tree.gpu_hz}\n")
+    assert said not in list(BoardModes(root).described())
+    write(root, least[0], "729600\n")
+    assert said in list(BoardModes(root).described())
+
+
 def test_a_profile_keeps_the_board(tmp_path: Path) -> None:
     root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
     assert BoardModes(root).environment() == {
