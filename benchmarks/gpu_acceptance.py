@@ -59,6 +59,7 @@ def steps(folder: Path) -> list[Step]:
     return [
         Step("the GPU and its driver", ("-c", "import subprocess; subprocess.run(['nvidia-smi'])"), 20),
         Step("devices", (*command, "devices", "-o", str(folder / "machine.toml")), 60),
+        Step("check", (*command, "check", "--minutes", "0.5", "-o", str(folder / "check.json")), 240),
         Step("cuts", (*gpu, "cuts"), 240),
         Step("networks as ONNX", ("benchmarks/export_networks.py", str(networks), *EXPORTED), 60),
         *(
