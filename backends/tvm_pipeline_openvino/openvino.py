@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CPU = "CPU"
-LISTING_S = 60.0
 # Of one of OpenVINO's devices: its full name, and the properties that can be set.
 Known: TypeAlias = tuple[str, list[str]]
 _DRIVERS = {
@@ -64,6 +63,9 @@ class OpenvinoBackend(OnnxEngine):
         """Return what OpenVINO calls the devices of a target."""
         return ", ".join(name for name, _ in self._known(device).values())
 
+    def precision(self, device: Device) -> str:
+        return "float16" if "f16" in device.target or device.target.startswith("NPU") else "float32"
+
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OpenvinoModel:
         self.check_format(model)
         _log.info(f"{model.name} for OpenVINO")
@@ -77,7 +79,7 @@ class OpenvinoBackend(OnnxEngine):
         """Return the devices that OpenVINO finds, by its names; raise PlatformError where it cannot be used."""
         self.check_installed()
         try:
-            self._devices = self._devices or self._trial.ask([], limit_s=LISTING_S)
+            self._devices = self._devices or self._trial.ask([])
         except RunError as error:
             raise PlatformError(f"OpenVINO cannot list its devices: {error}") from error
         return self._devices

@@ -171,7 +171,7 @@ def test_a_run_survives_a_fault(usb, tmp_path, option):
     needs("tvm_pipeline_video")
     (tmp_path / "net.tflite").write_bytes(picture_network())
     compiling = ("compile", tmp_path / "net.tflite", "--platform", PLATFORM, "--stages", 2, "--verify", 0)
-    assert command(*compiling, "-o", tmp_path / "net.tar").wait(120) == 0
+    assert command(*compiling, "-o", tmp_path / "net.tar").wait(300) == 0
     lines = tmp_path / "out.jsonl"
     options = ("--source", "synthetic:32x32@200:600", "--policy", "block", "--results", lines)
     running = command("run", tmp_path / "net.tar", *options, *option)
@@ -199,7 +199,7 @@ def test_a_fault_while_plans_are_compared_ends_no_run(usb, tmp_path):
     tpus = "".join(f'[[device]]\nname = "tpu{i}"\nbackend = "edgetpu"\ntarget = "usb:{i}"\n' for i in range(2))
     (tmp_path / "desk.toml").write_text(f'name = "desk"\n{tpus}{cpu}')
     compiling = ("compile", tmp_path / "net.tflite", "--platform", tmp_path / "desk.toml", "--verify", 0)
-    assert command(*compiling, "-o", tmp_path / "net.tar").wait(120) == 0
+    assert command(*compiling, "-o", tmp_path / "net.tar").wait(300) == 0
     lines = tmp_path / "out.jsonl"
     running = command("run", tmp_path / "net.tar", "--source", "synthetic:32x32@200:20", "--results", lines)
     said = ""

@@ -51,7 +51,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2700,
+    "tvm_pipeline/backends": 2850,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 3050,
     "tvm_pipeline/core": 3200,

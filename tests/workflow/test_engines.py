@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,17 +19,22 @@ needs("openvino")
 from tests.support.fake_backend import make_plan
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Pipeline
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.engine_agreement import disagreement
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.ports import frame_of_noise
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.errors import OptionError, PlatformError
+from tvm_pipeline.errors import OptionError, PlanError, PlatformError, RunError
 from tvm_pipeline.planning import plan as planned
 from tvm_pipeline.profiling import profile_model
+from tvm_pipeline.testing import FakeModel
 from tvm_pipeline.workflow import machine as machine_of
 from tvm_pipeline.workflow.engines import with_engines
 from tvm_pipeline.workflow.steps import compile_source
 from tvm_pipeline_openvino import backend as openvino
+from tvm_pipeline_openvino import stages
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
 HOST = tuple(Device(f"cpu{index}", "host", (core,), "llvm") for index, core in enumerate(CORES))
@@ -118,3 +125,67 @@ def test_tvm_alone(tmp_path: Path) -> None:
     made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="tvm")
     with closing(made.compiled):
         assert {device.backend for device in made.platform.devices} == {"host"}
+
+
+@pytest.mark.usefixtures("desk")
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (
+            lambda array: np.add(array, array.std(), out=array),
+            "its result c is off by .*, and 100% of it",
+        ),
+        (lambda array: array.fill(np.nan), "its result c is infinite or no number in other places"),
+        (lambda array: array.resize(0), "it fails: OpenVINO cannot compute a frame"),
+    ],
+    ids=["other values", "no numbers", "failure"],
+)
+def test_what_an_engine_computes_otherwise_is_named_and_stays_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Array], object], reason: str
+) -> None:
+    """OpenVINO's stages of conv_2, which makes c, have a fault; onnxruntime cuts the file."""
+    sound = stages.OpenvinoStage.run
+
+    def faulty(self: stages.OpenvinoStage, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        sound(self, inputs, outputs)
+        for port, array in zip(self.outputs, outputs, strict=True):
+            if port.name == "c":
+                try:
+                    fault(array)
+                except ValueError as error:  # numpy does not resize a view
+                    raise RunError("OpenVINO cannot compute a frame") from error
+
+    made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="openvino,onnxruntime")
+    with closing(made.compiled):
+        device = made.platform.device("openvino-cpu0")
+        with monkeypatch.context() as patched:
+            patched.setattr(stages.OpenvinoStage, "run", faulty)
+            profile = profile_model(made.backend, made.compiled, made.platform, 2)
+        [line] = [line for line in profile.warnings if "stays elsewhere" in line]
+        assert line.startswith("net on openvino-cpu0 (openvino CPU): conv_2 stays elsewhere, since it")
+        assert re.search(reason, line), line
+        assert "conv_2" not in made.compiled.computes(device)
+        assert "conv_2" in made.compiled.computes(made.platform.device("onnxruntime-cpu0"))
+        assert profile.devices["openvino-cpu0"].seconds["conv_2"] is None
+        with pytest.raises(PlanError, match="device openvino-cpu0 cannot compute operator conv_2 of net: it"):
+            made.compiled.stage(["conv_2"], device)
+
+
+@pytest.mark.usefixtures("desk")
+def test_engines_that_agree_say_nothing(tmp_path: Path) -> None:
+    made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="openvino,onnxruntime")
+    with closing(made.compiled):
+        affinity = os.sched_getaffinity(0)
+        assert made.compiled.check_engines(made.platform.devices) == []
+        assert os.sched_getaffinity(0) == affinity
+
+
+def test_a_device_that_rounds_to_fewer_bits_may_be_as_far_off() -> None:
+    for target, precision in (("CPU", "float32"), ("GPU INFERENCE_PRECISION_HINT=f16", "float16"), ("NPU", "float16")):
+        assert openvino.precision(Device("one", "openvino", (), target)) == precision
+    x, y = Tensor("x", (4,)), Tensor("y", (4,))
+    graph = OperatorGraph("net", (x,), (Operator("double", "mul", ("x",), (y,)),), ("y",))
+    values = {"x": np.ones(4, "float32"), "y": np.full(4, 2, "float32")}
+    with closing(FakeModel(graph, {"double": lambda x: [2.002 * x]}).stage(["double"], Device("d0", "fake"))) as runner:
+        assert "off by 0.002" in disagreement(graph, ["double"], runner, values, "float32")
+        assert disagreement(graph, ["double"], runner, values, "float16") == ""

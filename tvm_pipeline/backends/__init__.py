@@ -12,6 +12,7 @@ stage_process.py     a stage in a process of its own
 trial.py             a child that loads an engine first
 engine_targets.py    targets of engines
 operator_timing.py   seconds of operators that run as stages of their own
+engine_agreement.py  whether engines compute the same
 closeness.py         how far the results of two processors may be apart
 archive.py           tar files from strangers, found without trusting a header
 bundle.py            a compiled model, its profile and its plan in one file

@@ -1,6 +1,7 @@
 """How far the results of two processors, or of two compilations of one network, may be apart.
 
-`tvm/agreement.py` compares the targets of one machine, the plug-in tvm_pipeline_hosts a board with this machine.
+`tvm/agreement.py` compares the targets of one machine, `engine_agreement.py` its engines, and the plug-in
+tvm_pipeline_hosts a board with this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ CUT_FACTOR = 10.0  # A cut passes on what its operators are off.
 # from rounded values (dequantize) move by whole quanta, so that only their mean error tells; that of a wrong tensor is
 # about 1.4 times the values.
 ROUNDING = frozenset(
-    ("round", "floor", "ceil", "trunc", "right_shift", "fixed_point_multiply", "fixed_point_multiply_per_axis")
+    (
+        *("round", "floor", "ceil", "trunc", "right_shift", "fixed_point_multiply", "fixed_point_multiply_per_axis"),
+        *("quantizelinear", "dynamicquantizelinear", "qlinearconv", "qlinearmatmul"),  # of ONNX
+    )
 )
 ROUNDED_SHARE = 0.3  # of the integers may be off; between x86 and others one in 17 was, after one requantize
 ROUNDED_ERROR = 0.25

@@ -175,6 +175,13 @@ class CompiledModel(ABC):
         """
         return {}
 
+    def check_engines(self, devices: Sequence[Device]) -> list[str]:
+        """Compare what devices of several engines compute, before they are timed; return a line for each that differs.
+
+        `computes` then lacks the operators that differ by more than they may. By default one engine has all devices.
+        """
+        return []
+
     def refuse(self, refused: Refused) -> None:
         """Take what `compare` returned on the machine of the devices: from now on `computes` lacks these operators."""
 
@@ -268,6 +275,10 @@ class Backend(ABC):
     def state(self, device: Device) -> str:
         """Return where a settled device is plugged in and how it is now, in a line; empty where nobody can tell."""
         return ""
+
+    def precision(self, device: Device) -> str:
+        """Return the type to which a device rounds floats, float32 or float16, where results may be less exact."""
+        return "float32"
 
     def left_out(self) -> Sequence[str]:
         """Return a line for each device of this machine that `detect` does not offer, with the reason."""
@@ -412,6 +423,9 @@ class Delegating(CompiledModel):
 
     def compare(self, devices: Sequence[Device]) -> Refused:
         return self.inner.compare([self.inner_device(device) for device in devices])
+
+    def check_engines(self, devices: Sequence[Device]) -> list[str]:
+        return self.inner.check_engines([self.inner_device(device) for device in devices])
 
     def refuse(self, refused: Refused) -> None:
         self.inner.refuse(refused)

@@ -47,14 +47,18 @@ class OperatorTimer:
 
     def seconds(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators) on the device, in the calling thread."""
-        if device not in self._runners:
-            names = [self._graph.operators[indices[0]].name for indices in self._alike]
-            self._runners[device] = [self._alone(name, device) for name in names]
         seconds = np.full((repeats, len(self._graph)), LEAST_S)
-        for indices, runner in zip(self._alike, self._runners[device], strict=True):
+        for indices, runner in self.runners(device):
             if runner is not None:
                 seconds[:, indices] = self._samples(device, runner, repeats)[:, None]
         return seconds
+
+    def runners(self, device: Device) -> list[tuple[list[int], StageRunner | None]]:
+        """Return the stage of one of each group of equal operators, with their indices; None is no work there."""
+        if device not in self._runners:
+            names = [self._graph.operators[indices[0]].name for indices in self._alike]
+            self._runners[device] = [self._alone(name, device) for name in names]
+        return list(zip(self._alike, self._runners[device], strict=True))
 
     def close(self) -> None:
         """Close the stages."""
@@ -68,7 +72,7 @@ class OperatorTimer:
         """Return the seconds of runs of one stage without its transfers, after a first run that does not count."""
         inputs = [port.buffer() for port in runner.inputs]
         for port, array in zip(runner.inputs, inputs, strict=True):
-            np.copyto(array, self._values[port.name].reshape(port.shape))
+            np.copyto(array, self.values[port.name].reshape(port.shape))
         outputs = [port.buffer() for port in runner.outputs]
         runner.bind()
         runner.run(inputs, outputs)
@@ -92,7 +96,8 @@ class OperatorTimer:
         return float(np.median(received[:, 0]) + np.median(sent[:, 1]))
 
     @cached_property
-    def _values(self) -> Mapping[str, Array]:
+    def values(self) -> Mapping[str, Array]:
+        """Every tensor of one frame, by name."""
         return self._make_values()
 
     def _alone(self, operator: str, device: Device) -> StageRunner | None:

@@ -10,7 +10,9 @@ Read `SlicedModel.stage` first. `registry.py` says which backends come together 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -30,6 +32,7 @@ from tvm_pipeline.backends.contract import (
     StageArena,
     StageRunner,
 )
+from tvm_pipeline.backends.engine_agreement import disagreement
 from tvm_pipeline.backends.operator_timing import LEAST_S, OperatorTimer
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
@@ -169,23 +172,73 @@ class SlicedModel(Delegating):
         self._compiled = dict(compiled or {})
         self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values(), self.time_transfers)
         self._refused: dict[str, dict[str, str]] = {}  # by backend: operators, with the reason
+        self._differing: dict[tuple[str, str], dict[str, str]] = {}  # by backend and target: operators, and how
 
     def computes(self, device: Device) -> list[str]:
-        if device.backend == self._lead:
-            return super().computes(device)
         refused = self.refusals(device)
-        return [name for name in _operators(self) if name not in refused]
+        able = super().computes(device) if device.backend == self._lead else _operators(self)
+        return [name for name in able if name not in refused]
 
     def refusals(self, device: Device) -> Mapping[str, str]:
-        """Return the operators that the device's backend cannot compile, each with the reason."""
+        """Return the operators that a device cannot compile, or computes otherwise, each with the reason."""
+        differing = self._differing.get((device.backend, device.target), {})
         if device.backend == self._lead:
-            return {}
+            return differing
         if device.backend not in self._refused:
             backend = self._backends[device.backend]
             parts = {name: self._slicer.cut([name]) for name in _operators(self)}
             reasons = {name: backend.refuses_slice(part.model) for name, part in parts.items()}
             self._refused[device.backend] = {name: reason for name, reason in reasons.items() if reason}
-        return self._refused[device.backend]
+        return {**self._refused[device.backend], **differing}
+
+    def check_engines(self, devices: Sequence[Device]) -> list[str]:
+        """Run operators on a device of each backend and target from the tensors of the backend that cuts.
+
+        Each operator runs. Of a backend that compiles each by itself, one runs of each group that do the same work.
+        Then the whole model runs.
+        """
+        lines: list[str] = []
+        for device in {(each.backend, each.target): each for each in reversed(devices)}.values():
+            with ThreadPoolExecutor(1) as pool:  # a stage binds its thread
+                lines += pool.submit(self._checked, device).result()
+        return lines
+
+    def _checked(self, device: Device) -> list[str]:
+        precision = self._backends[device.backend].precision(device)
+        values = self._timer.values
+        found: dict[str, str] = {}
+        for names, runner in self._alone(device):
+            try:
+                with runner as stage:
+                    reason = disagreement(self.graph, names[:1], stage, values, precision)
+            except PlanError:
+                continue  # there is no work for it
+            except ModelError as error:
+                reason = str(error)
+            found |= dict.fromkeys(names, reason) if reason else {}
+        self._differing[device.backend, device.target] = found
+        what = f"{self.graph.name} on {device.name} ({device.backend} {device.target})"
+        lines = [f"{what}: {name} stays elsewhere, since {reason}" for name, reason in found.items()]
+        if not found and not self.refusals(device):
+            with closing(self.stage(_operators(self), device)) as whole:
+                if reason := disagreement(self.graph, _operators(self), whole, values, precision):
+                    lines.append(f"{what}: its operators compute what they should, but of the whole model {reason}")
+        return lines
+
+    def _alone(self, device: Device) -> Iterator[tuple[list[str], AbstractContextManager[StageRunner]]]:
+        """Yield stages of one operator on a device, each with the operators that it stands for."""
+        if device.backend == self._lead or self._whole_on(device) is not None:
+            for name in self.computes(device):
+                yield [name], self._opened([name], device)
+            return
+        for indices, runner in self._timer.runners(device):
+            if runner is not None:
+                yield [self.graph.operators[index].name for index in indices], nullcontext(runner)
+
+    @contextmanager
+    def _opened(self, operators: Sequence[str], device: Device) -> Iterator[StageRunner]:
+        with closing(self.stage(operators, device)) as stage:
+            yield stage
 
     def slow_operators(self, device: Device) -> list[str]:
         return super().slow_operators(device) if device.backend == self._lead else []
@@ -205,12 +258,13 @@ class SlicedModel(Delegating):
             PlanError: they are no legal stage, or hold nothing that the device would compute.
             PlatformError: the device or its compiler cannot be used.
         """
+        refused = {**self._refused.get(device.backend, {}), **self._differing.get((device.backend, device.target), {})}
+        for name, reason in refused.items():
+            if name in operators:
+                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
         if device.backend == self._lead:
             return super().stage(operators, device)
         part = self._slicer.cut(operators)
-        for name, reason in self._refused.get(device.backend, {}).items():
-            if name in operators:
-                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
         compiled = self._compile_slice(part, device)
         computed = {tensor.name for operator in compiled.graph.operators for tensor in operator.outputs}
         # The outputs of the slice are those of what was compiled, in order, but have the names of the whole model.
@@ -243,7 +297,9 @@ class SlicedModel(Delegating):
         whole where the backend knows the file's tensors; those that `computes` lacks are NaN.
         """
         if device.backend == self._lead:
-            return super().time_operators(device, repeats)
+            seconds = super().time_operators(device, repeats)
+            seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
+            return seconds
         if (whole := self._whole_on(device)) is not None:
             return self._timed_within(whole, device, repeats)
         seconds = self._timer.seconds(device, repeats)

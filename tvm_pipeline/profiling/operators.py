@@ -65,6 +65,7 @@ def profile_model(
     """
     measurable = [device for device in platform.devices if can_time_operators(device)]
     throttling = ThrottleWatch(root)
+    differences = compiled.check_engines(measurable)
 
     with ExitStack() as opened:
         benches = {device: opened.enter_context(closing(Bench(compiled, device))) for device in measurable}
@@ -90,7 +91,7 @@ def profile_model(
         devices={device.name: devices[device] for device in measurable},
         links=links,
         environment={**environment(backend.versions()), **observations(rounds)},
-        warnings=(*absent, *doubts, *without_schedule(compiled, devices)),
+        warnings=(*absent, *differences, *doubts, *without_schedule(compiled, devices)),
     )
 
 
