@@ -85,10 +85,10 @@ class _Model(Delegating):
         self.is_loaded = is_loaded
 
     def stage(self, operators: Sequence[str], device: Device) -> _Runner:
-        return _Runner(self.inner.stage(operators, replace(device, target="cpu")), self, operators, device.target)
+        return _Runner(self.inner.stage(operators, _on_cpu([device])[0]), self, operators, device.target)
 
     def time_operators(self, device: Device, repeats: int) -> Any:
-        return self.inner.time_operators(replace(device, target="cpu"), repeats)
+        return self.inner.time_operators(_on_cpu([device])[0], repeats)
 
 
 class FaultyBackend(OnnxruntimeBackend):
@@ -103,10 +103,14 @@ class FaultyBackend(OnnxruntimeBackend):
         return device
 
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> Any:
-        return _Model(super().compile(model, devices, order))
+        return _Model(super().compile(model, _on_cpu(devices), order))
 
     def load(self, folder: Path, devices: Sequence[Device]) -> Any:
-        return _Model(super().load(folder, devices), is_loaded=True)
+        return _Model(super().load(folder, _on_cpu(devices)), is_loaded=True)
+
+
+def _on_cpu(devices: Sequence[Device]) -> list[Device]:
+    return [replace(device, target="cpu") for device in devices]
 
 
 backend = FaultyBackend()
