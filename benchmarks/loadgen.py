@@ -161,7 +161,6 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
 
     model = load_lively(name)
     systems = ["ours", *(PEERS if packages else ())]
-    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         network = network_file(model, folder)
@@ -173,7 +172,10 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
                 frames = samples(pipe.bundle.graph)
         saved = folder / "samples.npz"
         np.savez(saved, **{f"{number}:{key}": array for number, one in enumerate(frames) for key, array in one.items()})
+        for objective, plan in plans.items():
+            CONSOLE.print(f"{objective}: {plan}", highlight=False, markup=False)
         for scenario in options.scenarios:
+            rows = []
             objective = "latency" if scenario == "SingleStream" else "throughput"
             found: dict[str, list[dict[str, Any]]] = {system: [] for system in systems}
             for round_ in range(options.rounds):
@@ -194,10 +196,8 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
                         "" if system == "ours" else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
                     )
                 )
-    for objective, plan in plans.items():
-        CONSOLE.print(f"{objective}: {plan}", highlight=False, markup=False)
-    columns = ("scenario", "system", "valid", "score", "ours over it, least to greatest")
-    CONSOLE.print(TextTable(f"{name}, tests of {options.seconds:g} s", columns, rows))
+            columns = ("scenario", "system", "valid", "score", "ours over it, least to greatest")
+            CONSOLE.print(TextTable(f"{name}, tests of {options.seconds:g} s", columns, tuple(rows)))
 
 
 def main() -> None:
