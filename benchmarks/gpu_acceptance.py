@@ -5,8 +5,9 @@
     python benchmarks/gpu_acceptance.py run --parts PARTS PARTS-relax --minutes 25 --out REPORT
 
 `pack` runs where packages can be downloaded. It writes all that this project needs, for Linux on x86-64, in files of at
-most 40 MiB (`--part-mib`), because some ways into a machine take no larger ones. `run` runs in the same checkout on the
-machine that has the GPU, without a network and with an empty Python (leave out no package that an extra pins): it unpacks the files and starts one step after the
+most 40 MiB (`--part-mib`), because some ways into a machine take no larger ones. `--leave-out` names what is there
+already; leave no package out of which an extra needs one version, such as onnx. `run` runs in the same checkout on the
+machine that has the GPU, without a network and with an empty Python: it unpacks the files and starts one step after the
 other until the time is over. A step that is still running then is ended. REPORT/report.txt holds what the steps print,
 and REPORT/report.json their states. The exit status is 1 if a step failed that had its time.
 """
