@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from tvm_pipeline_loadgen.scenarios import SCENARIOS, loadgen, run_test, settings_of
+from tvm_pipeline_loadgen.scenarios import SCENARIOS, STREAMS, loadgen, run_test, settings_of
 from tvm_pipeline_loadgen.under_test import UnderTest, samples
 
 NETWORKS = ("mobilenet", "resnet-50", "centerface")
@@ -115,7 +115,7 @@ PEERS = {"onnxruntime": onnxruntime_workers, "OpenVINO": openvino_workers}
 
 
 def take_turn(name: str, file: str, samples_file: str, scenario: str, seconds: str, folder: str) -> None:
-    """Run one test in this process, and print its verdict as JSON. What a process of `turn` runs."""
+    """Run one test in this process, which `turn` has started, and print the verdict as JSON."""
     with np.load(samples_file) as saved:
         names = sorted({key.partition(":")[2] for key in saved.files})
         count = len(saved.files) // len(names)
@@ -186,13 +186,12 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
             for system, turns in found.items():
                 ratios = [mine["speed"] / theirs["speed"] for mine, theirs in zip(found["ours"], turns, strict=True)]
                 score = median(each["score"] for each in turns)
-                is_time = scenario in ("SingleStream", "MultiStream")
                 rows.append(
                     (
                         scenario,
                         system,
                         f"{sum(each['valid'] for each in turns)} of {len(turns)}",
-                        f"{1e3 * score:.3g} ms" if is_time else f"{score:.4g} fps",
+                        f"{1e3 * score:.3g} ms" if scenario in STREAMS else f"{score:.4g} fps",
                         "" if system == "ours" else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
                     )
                 )

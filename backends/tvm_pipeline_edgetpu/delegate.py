@@ -84,6 +84,8 @@ class EdgeTpuDelegate:
     ai-edge-litert's own Delegate knows numbers alone, and holds the interpreter's lock for the seconds of an open.
     """
 
+    _pointer = None  # until the device is open
+
     def __init__(self, kind: str, path: str, options: Mapping[str, str]) -> None:
         self._library = _library()
         told = (_Option * len(options))(*(_Option(name.encode(), value.encode()) for name, value in options.items()))
@@ -95,7 +97,7 @@ class EdgeTpuDelegate:
         return int(self._pointer)
 
     def __del__(self) -> None:  # an interpreter lets go of its delegates last
-        if getattr(self, "_pointer", None):
+        if self._pointer:
             self._library.edgetpu_free_delegate(self._pointer)
 
 

@@ -18,8 +18,9 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline_loadgen.under_test import Pace, UnderTest
 
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Offline")
-# The key of the detailed log that holds the score of a scenario, and its unit. LoadGen ranks streams by the percentile
-# that early stopping estimates, which is never below the measured one.
+STREAMS = {"SingleStream": "90th", "MultiStream": "99th"}  # their score is this percentile of the latency of a query
+# The keys of the detailed log that may hold the score of a scenario. LoadGen ranks streams by the percentile that early
+# stopping estimates, which is never below the measured one.
 _SCORES = {
     "SingleStream": ("early_stopping_latency_ss", "result_90.00_percentile_latency_ns"),
     "MultiStream": ("early_stopping_latency_ms", "result_99.00_percentile_per_query_latency_ns"),
@@ -39,7 +40,7 @@ class Verdict:
     Attributes:
         scenario: one of `SCENARIOS`.
         valid: LoadGen calls the result valid.
-        score: seconds of a query (the 90th percentile of SingleStream, the 99th of MultiStream), or samples a second.
+        score: seconds of a query, the percentile of `STREAMS`; of the other scenarios samples a second.
         reasons: why the result is not valid, and what LoadGen recommends.
         folder: where its logs lie.
     """
@@ -52,7 +53,7 @@ class Verdict:
 
     @property
     def is_latency(self) -> bool:
-        return self.scenario in ("SingleStream", "MultiStream")
+        return self.scenario in STREAMS
 
     @property
     def speed(self) -> float:
@@ -64,8 +65,9 @@ class Verdict:
         >>> str(Verdict("SingleStream", True, 0.0125, (), Path("logs")))
         'SingleStream: VALID, 90th percentile 12.5 ms a query'
         """
-        percentile = {"SingleStream": "90th", "MultiStream": "99th"}.get(self.scenario)
-        score = f"{percentile} percentile {1e3 * self.score:.4g} ms a query" if percentile else f"{self.score:.4g} fps"
+        score = f"{self.score:.4g} fps"
+        if self.is_latency:
+            score = f"{STREAMS[self.scenario]} percentile {1e3 * self.score:.4g} ms a query"
         return f"{self.scenario}: {'VALID' if self.valid else 'INVALID'}, {score}"
 
 
@@ -96,7 +98,6 @@ def settings_of(scenario: str, seconds: float, pace: Pace, config: Path | None =
     lg = loadgen()
     settings = lg.TestSettings()
     settings.scenario = getattr(lg.TestScenario, scenario)
-    settings.mode = lg.TestMode.PerformanceOnly
     settings.min_duration_ms = round(1000 * seconds)
     settings.min_query_count = _LEAST_QUERIES.get(scenario, 1)
     settings.single_stream_expected_latency_ns = max(1, round(1e9 * pace.alone_s / SLACK))
@@ -110,7 +111,7 @@ def settings_of(scenario: str, seconds: float, pace: Pace, config: Path | None =
             raise OptionError(
                 f"{config}: LoadGen cannot read it; a line is MODEL.SCENARIO.KEY = NUMBER, as *.Server.target_qps = 30"
             )
-        settings.mode = lg.TestMode.PerformanceOnly
+    settings.mode = lg.TestMode.PerformanceOnly  # whatever the file asks for
     return settings
 
 
@@ -126,7 +127,7 @@ def run_test(system: UnderTest, settings: Any, scenario: str, folder: Path) -> V
 def start_test(system: UnderTest, settings: Any, folder: Path) -> None:
     """Run a test of any mode until LoadGen ends it.
 
-    Ctrl-C ends it: a thread of its own waits for LoadGen, which hears no signal.
+    Ctrl-C ends the test, because LoadGen, which hears no signal, runs in another thread.
 
     Raises:
         PipelineError: a stage failed while the test ran.
@@ -185,5 +186,5 @@ def read_verdict(scenario: str, folder: Path) -> Verdict:
     score = next((float(found[key]) for key in _SCORES[scenario] if found.get(key)), None)  # 0: it found none
     if "result_validity" not in found or score is None:
         raise PipelineError(f"{detail}: LoadGen wrote no result for {scenario}: {'; '.join(reasons) or 'no reason'}")
-    seconds = score / 1e9 if scenario in ("SingleStream", "MultiStream") else score
+    seconds = score / 1e9 if scenario in STREAMS else score
     return Verdict(scenario, found["result_validity"] == "VALID", seconds, tuple(reasons), folder)

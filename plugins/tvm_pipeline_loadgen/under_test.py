@@ -66,13 +66,13 @@ class UnderTest:
         self.failure: BaseException | None = None
         self._system = system
         self._open: set[int] = set()  # samples of LoadGen that are inside
-        self._failing = threading.Lock()
+        self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name="loadgen-results", daemon=True)
 
     def issue(self, samples: Iterable[Any]) -> None:
         """Take samples of LoadGen. After a failure they are answered with nothing, so that LoadGen ends soon."""
         for sample in samples:
-            with self._failing:
+            with self._lock:
                 self._open.add(sample.id)
             if not self.failure:
                 try:
@@ -84,7 +84,7 @@ class UnderTest:
 
     def fail(self, error: BaseException) -> None:
         """End the test: every sample that LoadGen waits for is answered with nothing, and every later one, too."""
-        with self._failing:
+        with self._lock:
             self.failure = self.failure or error
             still_open, self._open = self._open, set()
         for sample in still_open:
@@ -116,7 +116,7 @@ class UnderTest:
         return time.perf_counter() - begin_s
 
     def _answer(self, sample: int, outputs: Mapping[str, Array]) -> None:
-        with self._failing:
+        with self._lock:
             if sample not in self._open:
                 return
             self._open.remove(sample)

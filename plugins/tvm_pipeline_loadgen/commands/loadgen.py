@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,8 +14,8 @@ from tvm_pipeline.cli.options import DeviceOption, JsonOption, PlatformOption, S
 from tvm_pipeline.cli.output import print_json, say, spinner
 from tvm_pipeline.errors import OptionError, nearest
 from tvm_pipeline_loadgen.compliance import check_answers, check_caching
-from tvm_pipeline_loadgen.scenarios import SCENARIOS, loadgen, run_test, settings_of
-from tvm_pipeline_loadgen.under_test import UnderTest, samples
+from tvm_pipeline_loadgen.scenarios import SCENARIOS, run_test, settings_of
+from tvm_pipeline_loadgen.under_test import Pace, UnderTest, samples
 
 
 def command(
@@ -57,21 +58,17 @@ def command(
         raise OptionError("--seconds must be positive")
     if output.exists():
         raise OptionError(f"{output} exists; name a new folder for LoadGen's logs by --output")
-    loadgen()  # where it is missing, this tells it before anything is compiled
+    settings = partial(settings_of, scenario, seconds, config=config, model=Path(model).stem)
+    settings(Pace(alone_s=1.0, full_fps=1.0))  # a missing LoadGen or a wrong file is told before anything is compiled
     with ExitStack() as stack:
         stack.enter_context(spinner())
         pipe = stack.enter_context(_opened(model, scenario, platform, device, input_shapes))
         bundle = pipe.bundle
         pipeline = stack.enter_context(tp.Pipeline(bundle.compiled, bundle.plan, bundle.platform))
         system = stack.enter_context(UnderTest(pipeline, samples(bundle.graph)))
-        pace = system.pace()
-        name = Path(model).stem
-
-        def settings() -> Any:
-            return settings_of(scenario, seconds, pace, config, name)
-
-        verdict = run_test(system, settings(), scenario, output / "performance")
-        checks = [test(system, settings, verdict, output) for test in (check_answers, check_caching) if compliance]
+        at_its_pace = partial(settings, system.pace())
+        verdict = run_test(system, at_its_pace(), scenario, output / "performance")
+        checks = [test(system, at_its_pace, verdict, output) for test in (check_answers, check_caching) if compliance]
     if json:
         print_json(
             {
