@@ -60,13 +60,20 @@ class BoardModes(PowerModes):
         """Yield a line for the Jetson that this is, and one for each of its modes."""
         if jetson := read_jetson(self._root):
             yield f"board: {jetson}"
-            if are_fixed(self._root) is False:
-                yield "jetson_clocks is off: clocks follow the load; run `sudo jetson_clocks` before you profile"
+            if unsteady := self.unsteady():
+                yield unsteady
         with suppress(PowerError):  # which `modes` raises
             modes = nvpmodel_modes(self._root)
             current = current_nvpmodel(self._root) if modes else None
             for mode in modes:
                 yield f"{mode}{', which is set' if mode.number == current else ''}"
+
+    def unsteady(self) -> str | None:
+        """Return that `jetson_clocks` is off; None where this is no Jetson, and where no clock tells it."""
+        fixed = are_fixed(self._root) if read_jetson(self._root) else None
+        if fixed is False:
+            return "jetson_clocks is off: clocks follow the load; run `sudo jetson_clocks` before you profile"
+        return None if fixed is None else ""
 
     def is_set(self, mode: PowerMode) -> bool:
         """Return whether the machine is in this mode: the number of `nvpmodel` and the limits are those of the mode."""

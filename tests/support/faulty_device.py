@@ -28,7 +28,6 @@ FAULTS = {
     "crashes": "it ends the process when it computes",
     "hangs": "it never answers when it computes",
     "loses": "late, it gives a former frame in place of the one that it was given",
-    "swaps": "late, it gives two frames in the wrong order",
     "fails": "late, it raises an error",
     "unplugged": "late, it ends a process that has loaded the model, each time that it is used",
 }
@@ -40,7 +39,6 @@ class _Runner(StageRunner):
         self._inner, self._fault, self._runs, self._is_loaded = inner, fault, 0, model.is_loaded
         self._network, self._is_whole = model.graph.name, len(operators) == len(model.graph)
         self.inputs, self.outputs = inner.inputs, inner.outputs
-        self._kept: list[Array] = []
 
     def bind(self) -> None:
         self._inner.bind()
@@ -48,7 +46,7 @@ class _Runner(StageRunner):
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self._runs += 1
         fault, late = self._fault, self._runs - LATE
-        if self._network == "operator" and fault in ("crashes", "hangs"):
+        if self._network == "convolution" and fault in ("crashes", "hangs"):
             {"crashes": segfault, "hangs": hangs}[fault]()
         if fault == "unplugged" and late >= 0 and self._is_loaded:
             segfault()
@@ -57,26 +55,16 @@ class _Runner(StageRunner):
         before = [array.copy() for array in outputs]
         self._inner.run(inputs, outputs)
         if fault == "loses" and late == 0:
-            _put(outputs, before)
-        if fault == "swaps" and late == 0:
-            self._kept = [array.copy() for array in outputs]
-        if fault == "swaps" and late == 1:
-            now = [array.copy() for array in outputs]
-            _put(outputs, self._kept)
-            self._kept = now
+            for array, value in zip(outputs, before, strict=True):
+                array[...] = value
         first = outputs[0].reshape(-1)
-        if fault == "computes" and self._network == "operator":
+        if fault == "computes" and self._network == "convolution":
             first[5] += 1
-        if (fault == "changes" and self._network == "unchanged") or (fault == "slices" and not self._is_whole):
+        if (fault == "changes" and self._network == "addition") or (fault == "slices" and not self._is_whole):
             first.view(np.uint8)[4] ^= 1
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _put(outputs: Sequence[Array], values: Sequence[Array]) -> None:
-    for array, value in zip(outputs, values, strict=True):
-        array[...] = value
 
 
 class _Model(Delegating):

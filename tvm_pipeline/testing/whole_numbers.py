@@ -7,9 +7,9 @@ whatever order a device adds, and all devices must give the same bits. Of `onnx`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,20 +19,16 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends import onnx, tflite
 
 FORMATS = ("onnx", "tflite")
-LARGEST = 3  # of the values of an input
+LARGEST = 2  # of the values of an input
 
 
 class Layer(NamedTuple):
-    """One operator: `conv` of 3 x 3 or 1 x 1 pixels, `add`, or `pool`, the largest value of `extent` x `extent` pixels.
-
-    A convolution keeps the height and the width, a pool divides them. `channels` are those that a convolution gives.
-    """
+    """One operator: a convolution of `extent` x `extent` pixels where it reads one tensor, the sum of two otherwise."""
 
     name: str
-    kind: Literal["conv", "add", "pool"]
     reads: tuple[str, ...]
+    channels: int
     extent: int = 1
-    channels: int = 0
 
 
 class Network(NamedTuple):
@@ -50,8 +46,21 @@ class Network(NamedTuple):
         """Return what numpy makes of a frame: `y` (int64, NHWC)."""
         values = {"x": frame}
         for layer in self.layers:
-            values[layer.name] = _computed(layer, [values[name] for name in layer.reads])
+            first, *second = (values[name] for name in layer.reads)
+            values[layer.name] = first + second[0] if second else _convolved(first, self.weights(layer))
         return values["y"]
+
+    def channels(self, tensor: str) -> int:
+        return {"x": self.shape[3], **{layer.name: layer.channels for layer in self.layers}}[tensor]
+
+    def weights(self, layer: Layer) -> Array:
+        """Return the weights of a convolution (outputs, height, width, inputs); two or three of an output are not 0."""
+        draw, read = np.random.default_rng(sum(layer.name.encode())), self.channels(layer.reads[0])
+        weights = np.zeros((layer.channels, layer.extent * layer.extent * read), np.int64)
+        count = 3 if layer.reads == ("x",) else 2
+        for row in weights:
+            row[draw.choice(len(row), count, replace=False)] = draw.choice((-1, 1), count)
+        return weights.reshape(layer.channels, layer.extent, layer.extent, read)
 
     def written(self, format: str) -> Model:
         """Return the network as a file of one of FORMATS; raise ModelError where the packages for that are missing."""
@@ -75,61 +84,34 @@ def as_numbers(output: Array, format: str) -> Array:
     return output.transpose(0, 2, 3, 1) if format == "onnx" else output
 
 
-def _weights(layer: Layer, read: int) -> Array:
-    """Return the weights of a convolution (outputs, height, width, inputs); two or three of an output are not 0."""
-    draw = np.random.default_rng(sum(layer.name.encode()))
-    weights = np.zeros((layer.channels, layer.extent * layer.extent * read), np.int64)
-    count = 3 if layer.reads == ("x",) else 2
-    for row in weights:
-        row[draw.choice(len(row), count, replace=False)] = draw.choice((-1, 1), count)
-    return weights.reshape(layer.channels, layer.extent, layer.extent, read)
-
-
-def _computed(layer: Layer, inputs: Sequence[Array]) -> Array:
-    if layer.kind == "add":
-        return inputs[0] + inputs[1]
-    [x], extent = inputs, layer.extent
-    if layer.kind == "pool":
-        _, height, width, channels = x.shape
-        pooled: Array = x.reshape(1, height // extent, extent, width // extent, extent, channels).max((2, 4))
-        return pooled
+def _convolved(x: Array, weights: Array) -> Array:
+    extent = weights.shape[1]
     around = np.pad(x, ((0, 0), (extent // 2,) * 2, (extent // 2,) * 2, (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(around, (extent, extent), (1, 2))
-    summed: Array = np.einsum("nhwcij,oijc->nhwo", windows, _weights(layer, x.shape[3]))
+    summed: Array = np.einsum("nhwcij,oijc->nhwo", windows, weights)
     return summed
 
 
-def _shapes(network: Network) -> Mapping[str, tuple[int, int, int, int]]:
-    values = {"x": np.zeros(network.shape, np.int64)}
-    for layer in network.layers:
-        values[layer.name] = _computed(layer, [values[name] for name in layer.reads])
-    return {name: value.shape for name, value in values.items()}
-
-
 def _onnx_file(network: Network) -> bytes:
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-    shapes, nodes, weights = _shapes(network), [], []
+    def tensor(name: str) -> ValueInfoProto:
+        batch, height, width, _ = network.shape
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, network.channels(name), height, width])
+
+    nodes, weights = [], []
     for layer in network.layers:
-        reads = list(layer.reads)
-        options: dict[str, Any] = {}
-        if layer.kind == "conv":
-            values = _weights(layer, shapes[reads[0]][3]).transpose(0, 3, 1, 2).astype("float32")
-            weights.append(numpy_helper.from_array(values, f"{layer.name}.w"))
-            reads.append(f"{layer.name}.w")
-            options = {"pads": [layer.extent // 2] * 4}
-        elif layer.kind == "pool":
-            options = {"kernel_shape": [layer.extent] * 2, "strides": [layer.extent] * 2}
-        kind = {"conv": "Conv", "add": "Add", "pool": "MaxPool"}[layer.kind]
-        nodes.append(helper.make_node(kind, reads, [layer.name], layer.name, **options))
-
-    def tensor(name: str) -> Any:
-        batch, height, width, channels = shapes[name]
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, channels, height, width])
-
+        if len(layer.reads) == 2:
+            nodes.append(helper.make_node("Add", layer.reads, [layer.name], layer.name))
+            continue
+        values = network.weights(layer).transpose(0, 3, 1, 2).astype("float32")
+        weights.append(numpy_helper.from_array(values, f"{layer.name}.w"))
+        reads, pads = [*layer.reads, f"{layer.name}.w"], [layer.extent // 2] * 4
+        nodes.append(helper.make_node("Conv", reads, [layer.name], layer.name, pads=pads))
     graph = helper.make_graph(nodes, network.name, [tensor("x")], [tensor("y")], weights)
-    opset = [helper.make_opsetid("", 13)]
-    content: bytes = helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    content: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+    ).SerializeToString()
     return content
 
 
@@ -137,55 +119,48 @@ def _tflite_file(network: Network) -> bytes:
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
+    kinds, options, types = schema.BuiltinOperator, schema.BuiltinOptions, schema.TensorType
     buffers, tensors, operators = [schema.BufferT()], [], []
     indices: dict[str, int] = {}
 
-    def tensor(name: str, shape: Sequence[int], values: Array | None = None, type_: str = "INT8") -> int:
+    def tensor(
+        name: str, shape: Sequence[int], values: Array | None = None, type_: int = schema.TensorType.INT8
+    ) -> int:
         buffers.append(schema.BufferT(None if values is None else np.frombuffer(values.tobytes(), np.uint8)))
         scale = schema.QuantizationParametersT(scale=[1.0], zeroPoint=[0])
-        kind = getattr(schema.TensorType, type_)
-        tensors.append(schema.TensorT(list(shape), kind, len(buffers) - 1, name, scale))
+        tensors.append(schema.TensorT(list(shape), type_, len(buffers) - 1, name, scale))
         return indices.setdefault(name, len(tensors) - 1)
 
-    shapes, kinds = _shapes(network), ("conv", "add", "pool")
     tensor("x", network.shape)
     for layer in network.layers:
         reads = [indices[name] for name in layer.reads]
-        tensor(layer.name, shapes[layer.name])
-        options: Any = schema.AddOptionsT()
-        if layer.kind == "conv":
-            values = _weights(layer, shapes[layer.reads[0]][3]).astype("int8")
-            bias = np.zeros(layer.channels, "int32")
+        tensor(layer.name, (*network.shape[:3], layer.channels))
+        if len(reads) == 1:
+            values, bias = network.weights(layer).astype("int8"), np.zeros(layer.channels, "int32")
             reads.append(tensor(f"{layer.name}.w", values.shape, values))
-            reads.append(tensor(f"{layer.name}.b", bias.shape, bias, "INT32"))
-            options = schema.Conv2DOptionsT(strideW=1, strideH=1)
-        elif layer.kind == "pool":
-            extent = layer.extent
-            options = schema.Pool2DOptionsT(strideW=extent, strideH=extent, filterWidth=extent, filterHeight=extent)
-        of = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
-        code = kinds.index(layer.kind)
-        operators.append(schema.OperatorT(code, reads, [indices[layer.name]], of, options))
-    numbers = [getattr(schema.BuiltinOperator, name) for name in ("CONV_2D", "ADD", "MAX_POOL_2D")]
-    codes = [
-        schema.OperatorCodeT(number, None, version, number) for number, version in zip(numbers, (3, 2, 2), strict=True)
-    ]
+            reads.append(tensor(f"{layer.name}.b", bias.shape, bias, types.INT32))
+            how = 0, options.Conv2DOptions, schema.Conv2DOptionsT(strideW=1, strideH=1)
+        else:
+            how = 1, options.AddOptions, schema.AddOptionsT()
+        operators.append(schema.OperatorT(how[0], reads, [indices[layer.name]], *how[1:]))
+    codes = [schema.OperatorCodeT(kind, None, version, kind) for kind, version in ((kinds.CONV_2D, 3), (kinds.ADD, 2))]
     graph = schema.SubGraphT(tensors, [indices["x"]], [indices["y"]], operators, network.name)
     builder = flatbuffers.Builder(1024)
     builder.Finish(schema.ModelT(3, codes, [graph], network.name, buffers).Pack(builder), b"TFL3")
     return bytes(builder.Output())
 
 
-OPERATOR = Network("operator", (1, 16, 16, 4), (Layer("y", "conv", ("x",), 3, 8),))
-UNCHANGED = Network("unchanged", (1, 64, 64, 8), (Layer("y", "pool", ("x",), 1),))
+CONVOLUTION = Network("convolution", (1, 16, 16, 4), (Layer("y", ("x",), 8, 3),))
+ADDITION = Network("addition", (1, 64, 64, 8), (Layer("y", ("x", "x"), 8),))
 BRANCHES = Network(
     "branches",
     (1, 16, 16, 4),
     (
-        Layer("a", "conv", ("x",), 3, 8),
-        Layer("b", "conv", ("a",), 1, 8),
-        Layer("c", "conv", ("a",), 3, 8),
-        Layer("d", "add", ("b", "c")),
-        Layer("e", "pool", ("d",), 2),
-        Layer("y", "conv", ("e",), 3, 4),
+        Layer("a", ("x",), 8, 3),
+        Layer("b", ("a",), 8),
+        Layer("c", ("a",), 8, 3),
+        Layer("d", ("b", "c"), 8),
+        Layer("e", ("d",), 4),
+        Layer("y", ("e",), 4, 3),
     ),
 )
