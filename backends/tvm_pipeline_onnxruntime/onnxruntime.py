@@ -88,6 +88,9 @@ class OnnxruntimeBackend(OnnxEngine):
     def describe(self, device: Device) -> str:
         return processor() if parsed_target(device.target)[0] == TARGET else ""
 
+    def precision(self, device: Device) -> str:
+        return provider_precision(device.target)
+
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OnnxruntimeModel:
         self.check_format(model)
         _log.info(f"{model.name} for onnxruntime")
@@ -105,6 +108,15 @@ class OnnxruntimeBackend(OnnxEngine):
         except RunError as error:
             raise PlatformError(f"onnxruntime cannot list its providers: {error}") from error
         return self._providers
+
+
+def provider_precision(target: str) -> str:
+    """Return the type to which a target rounds floats, see `Backend.precision`.
+
+    GPUs and NPUs multiply in float16 or TF32, which has as many digits, unless they are told not to.
+    """
+    provider, properties = parsed_target(target)
+    return "float32" if provider in ("", TARGET) or "CPU" in map(str.upper, properties.values()) else "float16"
 
 
 def _missing(name: str, known: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.backends.ports import Array, Port, noise
 from tvm_pipeline.backends.trial import answer
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_onnxruntime.onnxruntime import provider_precision
 from tvm_pipeline_onnxruntime.sessions import CPU, plugins, session, told
 
 
@@ -60,7 +61,7 @@ def _tried(name: str, target: str, content: bytes) -> list[int]:
     expected: list[Array] = session(name, content, ()).run(names, frame)
     for output, one, other in zip(names, expected, found, strict=True):
         port = Port(output, one.shape, str(one.dtype))
-        apart = difference((port, one), (port, other))
+        apart = difference((port, one), (port, other), provider_precision(target))
         if not apart.is_close_behind_a_cut(0):
             raise ModelError(f"{provider} computes something else than the CPU: {output} is {apart}")
     left = (e["name"].removesuffix("_kernel_time") for e in events if e.get("args", {}).get("provider") == CPU)

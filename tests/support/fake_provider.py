@@ -5,6 +5,7 @@ where one is not 1-D. `test_providers.py` has that one itself, where it can be i
 
     FakeExecutionProvider fail=Conv    raises where a node of the file is a Conv, in the words of ggml
     FakeExecutionProvider nan=Conv     gives NaN there
+    FakeExecutionProvider half=Conv    gives values that are off by half a percent, as those of float16 are
     FakeExecutionProvider die=Conv     ends the process there
     FakeExecutionProvider leave=Conv   does not claim it
 """
@@ -51,7 +52,8 @@ class FakeSession(_SESSION):  # type: ignore[misc, valid-type]
     def run(self, *arguments: Any) -> list[Any]:
         self._meet_fault()
         found = super().run(*arguments)
-        return [np.full_like(array, np.nan) for array in found] if self.fault == "nan" and self.hit else found
+        factor = {"nan": np.nan, "half": 1.005}.get(self.fault if self.hit else "", 1.0)
+        return [array * array.dtype.type(factor) for array in found] if factor != 1.0 else found
 
     def run_with_iobinding(self, *arguments: Any) -> None:
         self._meet_fault()

@@ -47,7 +47,7 @@ class Apart:
         largest: the largest value.
         share: the part of the elements that differ at all.
         error: the root mean square of the difference over that of the values.
-        dtype: of both tensors.
+        dtype: of both tensors, or the coarser type in which a device computes them.
     """
 
     worst: float
@@ -78,10 +78,16 @@ class Apart:
         return self.worst <= max(factor * tolerance * self.largest, float(np.finfo("float32").tiny))
 
 
-def difference(expected: tuple[Port, Array], found: tuple[Port, Array]) -> Apart:
-    """Return how far two tensors, each with the port that says how it lies in memory, are apart."""
+def difference(expected: tuple[Port, Array], found: tuple[Port, Array], precision: str = "float64") -> Apart:
+    """Return how far two tensors, each with the port that says how it lies in memory, are apart.
+
+    Args:
+        precision: the type in which a device computes floats, see `Backend.precision`.
+    """
     one, other = (to_logical(array, port.layout).ravel().astype("float64") for port, array in (expected, found))
     dtype = expected[0].dtype
+    if dtype.startswith("float"):
+        dtype = min(dtype, precision, key=lambda name: np.dtype(name).itemsize)
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
         return Apart(np.inf, 0.0, 1.0, np.inf, dtype)

@@ -7,7 +7,6 @@ named, and stays on other devices. Its caller is `sliced.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -37,14 +36,8 @@ def disagreement(
         return f"it fails: {error}"
     kinds = [graph.operators[graph.edges.index[name]].kind for name in operators]
     for port, array in zip(runner.outputs, outputs, strict=True):
-        apart = difference((port, values[port.name].reshape(port.shape)), (port, array))
-        if apart.dtype.startswith("float"):
-            apart = replace(apart, dtype=min(apart.dtype, precision, key=_bits))
+        apart = difference((port, values[port.name].reshape(port.shape)), (port, array), precision)
         is_close = apart.is_close if len(operators) == 1 else apart.is_close_behind_a_cut
         if not is_close(roundings_of(kinds)):
             return f"its result {port.name} is {apart}"
     return ""
-
-
-def _bits(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
