@@ -10,11 +10,15 @@ import pytest
 
 import tvm_pipeline
 from tests.support.parts import needs
+from tvm_pipeline.backends.engine_targets import parsed_target
+from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.option_names import OTHER_NAMES
 from tvm_pipeline.planning import Scheduler
 from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, OWN, TIMED
+from tvm_pipeline_onnxruntime.onnxruntime import PACKAGES
 
 ROOT = Path(__file__).parents[1]
+ENGINES = ROOT / "docs/engines.md"
 # They make models, graphs or loads, or run in another environment, for other benchmarks; the last is given a network.
 TOOLS = {
     *("int8_models.py", "loads.py", "export_networks.py", "export_swiftnet.py", "relax_worker.py", "relax_gpu.py"),
@@ -53,6 +57,20 @@ def test_the_api_page_shows_an_example_of_every_public_name() -> None:
         if docstring is None or "examples" not in {section.kind.value for section in docstring.parsed}:
             without.append(name)
     assert not without
+
+
+def test_the_table_of_vendors_has_lines_of_a_platform_file_and_the_package_of_each_provider(tmp_path: Path) -> None:
+    rows = re.findall(r"^\|.*\| (.*) \| (`(?:backend|cores) = .*`) \|.*\|.*\|$", ENGINES.read_text(), re.MULTILINE)
+    found: dict[str, str] = {}
+    for package, cell in rows:
+        lines = "\n".join(re.findall("`(.+?)`", cell))
+        path = tmp_path / "row.toml"
+        path.write_text(f'name = "row"\n[[device]]\nname = "device"\n{lines}\n')
+        [device] = read_platform(path).devices
+        assert (ROOT / "backends" / f"tvm_pipeline_{device.backend}").is_dir()
+        if device.backend == "onnxruntime" and device.target:
+            found[parsed_target(device.target)[0]] = package.replace("`", "")
+    assert found == PACKAGES
 
 
 @pytest.mark.thorough

@@ -16,16 +16,26 @@ import pytest
 import tvm_pipeline
 from tests.support.command import run_command
 from tests.support.parts import needs
+from tvm_pipeline.backends.trial import Trial
 
 PAGES = Path(__file__).parents[1] / "docs/tutorials"
 NAMES = sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "index")
 MOST_LINES = 80
 NOT_RUN = ("pip install", "yolo export", "sudo", "python3 -m venv")  # they prepare a machine
+FAKE_PROVIDER = "FakeExecutionProvider fail=Nothing"
 INSTEAD = {
     "--source 0": "--source bikes.mp4 --limit 5",
     "--classes person,bicycle": "--classes cat,dog",  # of the small model
     "--device gpu,cpu": "--device cpu",
     "--watch 9600": "--watch 0",
+    "--seconds 1 --rounds 2": "--seconds 0.1 --rounds 1",
+    "cores = [0, 1, 2, 3]": "cores = [0]",
+    'target = "GPU INFERENCE_PRECISION_HINT=f16"': 'target = "HETERO:CPU"',
+    'target = "NPU"': 'target = "HETERO:CPU"',
+    'target = "TensorrtExecutionProvider trt_fp16_enable=1"': f'target = "{FAKE_PROVIDER}"',
+    'target = "TensorrtExecutionProvider trt_fp16_enable=1 trt_dla_enable=1 trt_dla_core=0"': (
+        f'target = "{FAKE_PROVIDER}"'
+    ),
     "watch = 9600": "watch = 0\nlimit = 5",
     "rtsp://user:password@gate.local/stream": "synthetic:64x48@30:5",
     "rtsp://user:password@yard.local/stream": "synthetic:48x64@30:5",
@@ -70,6 +80,16 @@ def test_a_tutorial_runs(
         testing = pytest.importorskip("tvm.relay.testing")
         given["mod"], given["params"] = testing.mlp.get_workload(1)
         given["frames"] = [np.zeros((1, 1, 28, 28), np.float32)] * 3
+    if page == "jetson-dla":
+        needs("onnxruntime")
+        from tests.support import fake_provider
+        from tvm_pipeline_onnxruntime import backend
+
+        fake_provider.install(monkeypatch.setattr)
+        monkeypatch.setattr(backend, "_trial", Trial("tests.support.fake_provider:serve"))
+        monkeypatch.setattr(backend, "_providers", None)
+    if page == "intel":
+        needs("openvino")
     for language, text in blocks(page):
         if named := re.match(r"# (\S+\.toml)\n", text):
             (folder / named[1]).write_text(text)
@@ -94,7 +114,7 @@ def test_each_page_is_listed_and_short() -> None:
     for page in NAMES:
         assert f"({page}.md)" in index
         assert len((PAGES / f"{page}.md").read_text().splitlines()) <= MOST_LINES
-    assert len(NAMES) == 9
+    assert len(NAMES) == 11
 
 
 def test_what_stands_in_is_in_the_pages() -> None:
