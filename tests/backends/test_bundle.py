@@ -6,9 +6,10 @@ import io
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tvm_pipeline import Bundle, Plan, open_bundle, plan, write_bundle
+from tvm_pipeline import Bundle, Decision, Plan, open_bundle, plan, write_bundle
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.runtime.comparison import Turn
@@ -18,7 +19,9 @@ from tvm_pipeline.testing import example_backend, example_bundle, example_model,
 
 def turn(plan: Plan, seconds: float) -> Turn:
     stages = (StageStatistics(0, "d0", 24, 0.02, 0.0, 0.001, 0.05),)
-    return Turn(RunStatistics(24, 50.0 / len(plan.devices), 0.04, None, None, 0.06, stages), 0.03)
+    return Turn(
+        RunStatistics(24, 50.0 / len(plan.devices), 0.04, None, None, 0.06, stages), 0.03, times_s=((0.02, 0.03),)
+    )
 
 
 @pytest.mark.thorough
@@ -32,6 +35,18 @@ def test_the_decision_comes_back_with_what_was_measured(tmp_path: Path) -> None:
         with open_bundle(tmp_path / "net.tar") as opened:
             assert opened.decision == decision
             assert opened.plan == decision.plan
+
+
+def test_the_measured_times_of_stages_travel_and_older_files_lack_them() -> None:
+    decision = verified(example_problem(), plan(example_problem()), turn, 100.0)
+    times_s = decision.measured[0].times_s
+    assert len(times_s[0]) >= 6  # two of each round
+    assert set(times_s[0]) == {0.02, 0.03}
+    written = msgspec.json.decode(msgspec.json.encode(decision))
+    assert msgspec.convert(written, Decision) == decision
+    for found in written["measured"]:
+        del found["times_s"]
+    assert msgspec.convert(written, Decision).measured[0].times_s == ()
 
 
 def test_a_model_that_another_backend_saved_is_not_loaded(tmp_path: Path) -> None:

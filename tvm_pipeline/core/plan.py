@@ -321,6 +321,8 @@ class Measured:
         latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
         statistics: of the round in the middle, with the frames of all rounds.
         energy: joules of a frame of the full pipeline, of the round in the middle; None where nothing tells.
+        times_s: for each of `statistics.stages`, the seconds of its latest frames in a full pipeline, without waits, in
+            order; empty in files of earlier versions.
     """
 
     plan: Plan
@@ -329,6 +331,7 @@ class Measured:
     latency_s: float
     statistics: RunStatistics
     energy: FrameEnergy | None = None
+    times_s: tuple[tuple[float, ...], ...] = ()
 
     @property
     def prediction_error(self) -> float:

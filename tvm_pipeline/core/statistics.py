@@ -101,6 +101,11 @@ class StageRecord:
         # One append: other threads read whole samples.
         self.samples.append(Sample(wait_s, transfer_s, compute_s, frame, done_s))
 
+    def times_s(self, skip: int) -> tuple[float, ...]:
+        """Return the seconds of each frame without waits, in order, without the first `skip` frames."""
+        samples = _filled(self.samples, self.frames, skip, least=1)
+        return tuple(round(sample.transfer_s + sample.compute_s, 7) for sample in samples)
+
     def summary(self, skip: int) -> StageStatistics:
         """Return the statistics without the first `skip` frames."""
         samples = _filled(self.samples, self.frames, skip, least=1) or [NO_SAMPLE]

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 SINGLE_FRAMES = 3  # frames sent alone in each turn, for the latency that meets no queue
 TURN_FRAMES = 12  # frames that fill the pipeline in each turn, at least
+MOST_TIMES = 1000  # of frames, kept of each stage on each device
 # A turn of a plan that is slower than predicted may take this many times longer; it then has fewer frames.
 MOST_TIMES_LONGER = 4
 
@@ -46,6 +48,7 @@ class Turn:
         full_s: the moments, of `time.perf_counter`, between which the pipeline was full.
         full_frames: how many frames came out between them.
         energy: the joules of a frame of the full pipeline; None where nobody asked, or nothing tells (`metering.py`).
+        times_s: as in `Measured`.
     """
 
     statistics: RunStatistics
@@ -53,6 +56,7 @@ class Turn:
     full_s: tuple[float, float] = (0.0, 0.0)
     full_frames: int = 0
     energy: FrameEnergy | None = None
+    times_s: tuple[tuple[float, ...], ...] = ()
 
     @property
     def throughput_fps(self) -> float:
@@ -87,7 +91,8 @@ def turn(pipeline: Pipeline, frame: Callable[[], Tagged], seconds: float) -> Tur
     done_s = [time.perf_counter() for _ in pipeline.map(entering)]
     full = [done for done in done_s if done <= entered_s[-1]]  # then it runs empty
     full = full if len(full) > 1 else done_s
-    return Turn(pipeline.statistics(), median(alone), (full[0], full[-1]), len(full) - 1)
+    times_s = tuple(record.times_s(pipeline.plan.frames_inside) for record in pipeline.records())
+    return Turn(pipeline.statistics(), median(alone), (full[0], full[-1]), len(full) - 1, times_s=times_s)
 
 
 def _noting(frame: Callable[[], Tagged], entered_s: list[float]) -> Callable[[], Tagged]:
@@ -150,6 +155,7 @@ def measured(plan: Plan, turns: Sequence[Turn]) -> Measured:
         float(np.median(latencies_s)),
         replace(statistics, frames=sum(turn.statistics.frames for turn in turns)),
         _energy(turns),
+        tuple(tuple(chain(*own))[-MOST_TIMES:] for own in zip(*(turn.times_s for turn in turns), strict=True)),
     )
 
 
