@@ -19,12 +19,13 @@ from tests.support.simulation import push_frames
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, Simulation, fixed_rate, poisson, simulate
+from tvm_pipeline.cost.under_load import with_latencies
 from tvm_pipeline.errors import OptionError, PlanError, ProfileError
 from tvm_pipeline.planning import plan
 
@@ -314,6 +315,33 @@ def test_jitter_has_the_mean_and_the_spread_that_were_asked_for() -> None:
     assert 0.8 < steady_fps(run) < 0.99
 
 
+def test_measured_times_are_replayed_and_frames_wait_as_lindley_says() -> None:
+    """D. V. Lindley, 1952: a frame waits max(0, wait + service - gap) of the frame before it."""
+    rng = random.Random(1)
+    measured = [rng.choice((0.5, 0.7, 2.5)) for _ in range(100)]
+    run = simulate(*line(1.0), 500, fixed_rate(1.0), in_flight=100, times_s=[measured], seed=3)
+    served = [event.compute_s for event in sorted(run.events, key=lambda event: event.frame)]
+    taken = [min(measured, key=lambda one: abs(one - seconds)) for seconds in served]
+    assert served == pytest.approx(taken)
+    first = served[:32]
+    assert any(first == pytest.approx((measured * 2)[begin : begin + 32]) for begin in range(100))
+    wait_s = 0.0
+    for passage, seconds in zip(run.passages, served, strict=True):
+        assert passage.done_s - passage.arrived_s == pytest.approx(wait_s + seconds)
+        wait_s = max(0.0, wait_s + seconds - 1.0)
+
+
+def test_the_latency_under_load_is_that_of_the_measured_times() -> None:
+    """A stage alone that frames reach one by one takes what it was measured to take."""
+    problem, stages = line(1.0)
+    measured = [index / 100 for index in range(1, 101)]
+    found = Plan("net", "single", "throughput", stages, evaluate(problem, stages).predicted)
+    predicted = with_latencies(problem, found, [measured], rate_fps=0.5).predicted
+    assert predicted.latency_p50_s == pytest.approx(0.50, abs=0.02)
+    assert predicted.latency_p99_s == pytest.approx(0.99, abs=0.02)
+    assert with_latencies(problem, found, ()).predicted.latency_p99_s == pytest.approx(2.0)  # two frames inside
+
+
 def test_the_seed_decides_all() -> None:
     problem, stages = line(1.0, 2.0)
 
@@ -335,6 +363,8 @@ def test_recorded_arrivals_are_replayed() -> None:
         ({"frames": 0}, "0 frames"),
         ({"in_flight": 0}, "in_flight is 0"),
         ({"jitter": -0.1}, "jitter is -0.1"),
+        ({"times_s": [[1.0], [1.0]]}, "2 lists for 1"),
+        ({"times_s": [[]]}, "each needs some"),
         ({"jitter": float("nan")}, "jitter is nan"),
         ({"arrivals": [1.0, 0.5]}, "ascending order"),
         ({"arrivals": [-1.0]}, "from 0 on"),

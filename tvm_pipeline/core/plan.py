@@ -69,6 +69,8 @@ class Prediction:
         edge_communication_bytes: the most that edges bring into a stage, each edge counted in front of its reader's.
         uncertainty: relative half-width of the 95 % confidence interval of throughput_fps and latency_s, which follows
             from that of the profile; None where the profile has none.
+        latency_p50_s, latency_p90_s, latency_p99_s: quantiles of the latency under load, as `cost/under_load.py`
+            simulates it; None where that was not done.
 
     Examples:
         >>> from tvm_pipeline.testing import example_problem
@@ -86,6 +88,9 @@ class Prediction:
     communication_bytes: int | None = None
     edge_communication_bytes: int | None = None
     uncertainty: float | None = None
+    latency_p50_s: float | None = None
+    latency_p90_s: float | None = None
+    latency_p99_s: float | None = None
 
     def loaded_latency_s(self, inside: int) -> float | None:
         """Return the seconds of a frame in a pipeline that always holds `inside` frames; None if they are not known.
@@ -366,6 +371,10 @@ class Decision:
     why: str
     segments: tuple[SegmentProfile, ...] = ()
     measured: tuple[Measured, ...] = ()
+
+    def times_s(self, plan: Plan) -> tuple[tuple[float, ...], ...]:
+        """Return the measured seconds of a plan's stages, as `Measured` has them; empty where it did not run."""
+        return next((found.times_s for found in self.measured if found.plan.stages == plan.stages), ())
 
     @property
     def decided_by(self) -> Literal["prediction", "measurement"]:

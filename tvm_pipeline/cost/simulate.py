@@ -43,11 +43,17 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import Bar, RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.cost.device_costs import INTERPRETER, busy_factor, cost_of, lock_s
 from tvm_pipeline.cost.evaluate import check_stages, evaluate
+from tvm_pipeline.cost.stage_costs import StageCost
 from tvm_pipeline.errors import OptionError, ProfileError
 
-# When each frame arrives, in seconds: all of them at once, so that the source is never empty.
 MOST_JITTER = 100.0
+# When each frame arrives, in seconds: all of them at once, so that the source is never empty.
 SATURATED: Iterable[float] = repeat(0.0)
+STRETCH = 32  # measured frames that are replayed one after the other
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over 0 to 1, so that all frames are replayed as often
+
+# How many times longer a stage, on a device, takes for a frame than in the mean.
+Noise = Callable[[int, str, int], float]
 
 
 def fixed_rate(rate_fps: float) -> Iterator[float]:
@@ -106,6 +112,7 @@ def simulate(
     in_flight: int | None = None,
     drop: bool = False,
     jitter: float = 0.0,
+    times_s: Sequence[Sequence[float]] = (),
     seed: int = 0,
 ) -> Simulation:
     """Run `frames` frames through the stages. The same arguments give the same run.
@@ -116,6 +123,9 @@ def simulate(
         in_flight: the most frames inside at the same time; the default is that of `Pipeline`.
         drop: whether a frame that finds the pipeline full is lost, as a camera loses it; else it waits.
         jitter: standard deviation over mean of a stage's seconds, which are then log-normal.
+        times_s: for each stage on each of its devices, in the plan's order, the seconds that frames were measured to
+            take in a full pipeline, in place of `jitter`. Stretches of them are replayed, the first one drawn by the
+            seed: in all stages at once, since what disturbs a machine lasts for some frames and meets several devices.
 
     Raises:
         OptionError: an argument is out of its range.
@@ -136,16 +146,35 @@ def simulate(
         )
     if seed < 0:
         raise OptionError(f"seed is {seed}; it is a whole number, 0 or more")
-    run = _Run(_Work(problem, stages), in_flight, drop=drop, noise=_noise(jitter, seed))
-    return run.through(times)
+    work = _Work(problem, stages)
+    noise = _replayed(work.costs, times_s, frames, seed) if times_s else _noise(jitter, seed)
+    return _Run(work, in_flight, drop=drop, noise=noise).through(times)
 
 
-def _noise(jitter: float, seed: int) -> Callable[[], float]:
+def _noise(jitter: float, seed: int) -> Noise:
     """Return a function that draws from a log-normal distribution of mean 1 and standard deviation `jitter`."""
     if not jitter:
-        return lambda: 1.0
+        return lambda *_: 1.0
     rng, sigma = random.Random(seed), math.sqrt(math.log1p(jitter**2))
-    return lambda: rng.lognormvariate(-(sigma**2) / 2, sigma)
+    return lambda *_: rng.lognormvariate(-(sigma**2) / 2, sigma)
+
+
+def _replayed(costs: Sequence[StageCost], times_s: Sequence[Sequence[float]], frames: int, seed: int) -> Noise:
+    """Return a function that replays measured seconds, relative to those that `evaluate` counts."""
+    if len(times_s) != len(costs) or not all(times_s):
+        raise OptionError(f"times_s has {len(times_s)} lists for {len(costs)} devices of stages; each needs some")
+    first = random.Random(seed).random()
+    begins = [(first + GOLDEN * stretch) % 1 for stretch in range(frames // STRETCH + 1)]
+    ratios = {
+        (cost.stage, cost.device): [one / max(cost.seconds, 1e-12) for one in seconds]
+        for cost, seconds in zip(costs, times_s, strict=True)
+    }
+
+    def replayed(stage: int, device: str, frame: int) -> float:
+        own = ratios[stage, device]
+        return own[(int(begins[frame // STRETCH] * len(own)) + frame % STRETCH) % len(own)]
+
+    return replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +196,7 @@ class _Work:
             raise ProfileError(
                 "nothing says how fast the devices of this plan are; give a profile, or a platform with [device.model]"
             )
-        self.stages, self.frames_inside = stages, frames_inside(stages, evaluation.predicted)
+        self.costs, self.stages, self.frames_inside = costs, stages, frames_inside(stages, evaluation.predicted)
         ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
         self.in_order = {index for index, stage in enumerate(stages) if not ordered.isdisjoint(stage.operators)}
         self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
@@ -216,7 +245,7 @@ def _locked(steps: tuple[_Step, ...], held_s: float) -> tuple[_Step, ...]:
 class _Run:
     """The state of a run, and the events that change it."""
 
-    def __init__(self, work: _Work, in_flight: int | None, *, drop: bool, noise: Callable[[], float]) -> None:
+    def __init__(self, work: _Work, in_flight: int | None, *, drop: bool, noise: Noise) -> None:
         self.work, self.drop, self.noise = work, drop, noise
         self.records = {(i, d): StageRecord(i, d) for i, stage in enumerate(work.stages) for d in stage.devices}
         self.slots = in_flight or work.frames_inside
@@ -302,7 +331,7 @@ class _Run:
 
     def serve(self, stage: int, device: str, frame: int, source: str | None) -> None:
         steps = deque(self.work.steps(stage, device, source))
-        waited_s, noise = self.now - self.idle_since.pop(device), self.noise()
+        waited_s, noise = self.now - self.idle_since.pop(device), self.noise(stage, device, frame)
         slowed = noise * self.work.factors[device][min(len(self.inside), len(self.work.devices)) - 1]
         times: list[float] = []  # when each step began, and when the last one ended
 
