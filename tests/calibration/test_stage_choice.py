@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from tests.calibration.boards import PRIOR, ROOFLINE, board, networks, stages, timed
 from tests.calibration.test_fit import params
@@ -35,6 +36,7 @@ def test_operators_of_the_host_are_no_candidates() -> None:
     assert candidates([OperatorGraph("host", (x,), (read,), ("y",))]) == []
 
 
+@pytest.mark.thorough
 def test_chosen_stages_tell_more_than_others() -> None:
     """On some boards the model that was fitted to chosen stages is better than those fitted to drawn ones."""
     pool, unseen = candidates(networks()), candidates([networks(6)[5]], count=30)

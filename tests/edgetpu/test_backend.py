@@ -83,6 +83,7 @@ def test_stand_ins_keep_the_contract(seed):
     check_backend(backend, Model("net", "tflite", random_network(seed, operators=12)), tpus("usb:0", "cpu").devices)
 
 
+@pytest.mark.thorough
 def test_devices_keep_the_contract(plug, install_compiler):
     plug("usb:0,usb:1")
     install_compiler()

@@ -100,6 +100,7 @@ def test_faults_in_the_middle_of_a_stream_cost_no_frame_and_no_other_stage(usb, 
     assert all("on tpu0 was killed by SIGABRT" in reason for reason in failures(pipeline))
 
 
+@pytest.mark.thorough
 def test_a_stick_that_opens_slowly_holds_up_no_frame(usb):
     """It returns after a fault; frames go through the other stick until it is open."""
     model, platform = compiled(TWO)
@@ -165,7 +166,7 @@ def test_only_sticks_have_processes(usb):
         assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", [(), ("--no-isolate",)])
 def test_a_run_survives_a_fault(usb, tmp_path, option):
     needs("av")

@@ -451,7 +451,7 @@ def outcome(name: str, folder: Path) -> tuple[float, int, str]:
     return float(seconds), int(megabytes), line.strip()
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_small_file_takes_neither_all_time_nor_all_memory(tmp_path: Path, name: str) -> None:
     """The process is killed after 20 seconds of processor time."""

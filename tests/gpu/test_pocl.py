@@ -34,6 +34,7 @@ def pocl(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device("gpu", "gpu", (), f"{found[0].address} -device=intel_graphics -max_num_threads=256", stand_in="PoCL")
 
 
+@pytest.mark.thorough
 def test_slices_equal_the_unsplit_model(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
     model = compiled(NETWORK, cpu.target, cpu.target, pocl.target)
     names = [operator.name for operator in model.graph.operators]

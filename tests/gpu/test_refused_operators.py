@@ -99,6 +99,7 @@ def check_results(model: RelayModel, plan: Plan, platform: Platform) -> None:
         np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_nms_stays_on_the_cpu(model: RelayModel, platform: Platform, gpu: Device, cpu: Device, tmp_path: Path) -> None:
     nms = nms_of(model)
     assert list(model.refused) == [compiler_target(gpu.target)]

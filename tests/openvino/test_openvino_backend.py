@@ -116,6 +116,7 @@ def operator_names(compiled: CompiledModel) -> list[str]:
     return [operator.name for operator in compiled.graph.operators]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("device", [DEVICE, Device("hetero", "openvino", (), "HETERO:CPU")], ids=lambda d: d.name)
 def test_it_keeps_the_contract(device: Device, tmp_path: Path) -> None:
     check_backend(backend, load(write_picture_net(tmp_path / "net.onnx")), [device])

@@ -73,7 +73,7 @@ def test_without_one_idea(idea: str, nested: bool) -> None:
         check(Pruning(**{idea: False}), seed, nested)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("nested", [False, True])
 def test_all_combinations(nested: bool) -> None:
     """All 256 of them, in turns over the problems."""

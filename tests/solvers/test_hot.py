@@ -111,6 +111,7 @@ def double(numbers):
         assert run(program.format(path=str(tmp_path), name=name))[0] == "42\n"
 
 
+@pytest.mark.thorough
 def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
     (tmp_path / "shared.py").write_text(
         "from tvm_pipeline.solvers.hot import hot\n@hot\ndef double(number):\n    return 2 * number\n"

@@ -110,6 +110,7 @@ def test_swapped_convolutions_are_refused_by_name(compiled: Compiled, two_device
         check_agreement(RelayModel("net", list(wrong.libraries.values())[::-1], lambda _: None), two_devices)
 
 
+@pytest.mark.thorough
 def test_an_error_of_a_thousandth_is_found(compiled: Compiled, two_devices: Pair) -> None:
     model = pair_of(compiled, "branching", two_devices)
     name = weights_of(model, two_devices[1], model.graph.operators[0].name)
@@ -129,6 +130,7 @@ def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None
         check_agreement(spoilt(model, two_devices, **{name: tvm.nd.array(weights)}), two_devices)
 
 
+@pytest.mark.thorough
 def test_no_number_is_equal_to_itself_alone(compiled: Compiled, two_devices: Pair) -> None:
     model = pair_of(compiled, "branching", two_devices)
     last = model.graph.operators[-1].name  # a dense layer: one weight that is no number makes one output so

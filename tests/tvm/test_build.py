@@ -64,6 +64,7 @@ def test_the_second_time_it_comes_from_the_cache(own_cache: Path, target: str) -
     assert again.kernels == first.kernels
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", ["model", "target"])
 def test_another_model_or_target_is_compiled(other: str, own_cache: Path, target: str) -> None:
     said = log_lines("INFO")
@@ -82,6 +83,7 @@ def test_a_failure_leaves_nothing_in_the_cache(own_cache: Path) -> None:
     assert not [file for file in own_cache.rglob("*") if file.is_file()]
 
 
+@pytest.mark.thorough
 def test_saved_and_loaded_it_computes_the_same(
     tmp_path: Path, compiled: Callable[..., RelayModel], cpu: Device
 ) -> None:

@@ -62,7 +62,7 @@ def plain() -> list[Array]:
     return run(fast_build(mod, "llvm", params), FRAME)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
     mod, params = relay_module("int8")
@@ -81,7 +81,7 @@ def test_sums_are_exact(target: str) -> None:
             np.testing.assert_array_equal(output, sums)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", [*(f"llvm -mcpu={cpu}" for cpu in VNNI), WITHOUT_VNNI])
 def test_vnni_is_used_where_the_target_has_it(target: str) -> None:
     image = relay.var("image", shape=(1, 16, 4, 4), dtype="uint8")

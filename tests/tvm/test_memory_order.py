@@ -104,6 +104,7 @@ def least_bytes(part: SliceGraph) -> int:
     return min(map(most, orders((), frozenset())))
 
 
+@pytest.mark.thorough
 def test_a_slice_takes_less_and_computes_the_same(model: RelayModel, cpu: Device) -> None:
     plain, ordered = as_written(model).cut(names(model), cpu), in_order(model).cut(names(model), cpu)
     assert plain.unordered_bytes == plain.activation_bytes == ordered.unordered_bytes

@@ -236,7 +236,7 @@ def test_expected_module_of_fewer_bytes(name: str) -> None:
     assert optimal_peak_bytes(after) < optimal_peak_bytes(before)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [("convolution", "depthwise"), ("channels last",), ("int8", "int8 depthwise")])
 def test_equal_outputs(names: tuple[str, ...]) -> None:
     """Bit for bit but for sums of floats."""

@@ -46,7 +46,7 @@ def plain() -> list[Array]:
     return run(fast_build(mod, "llvm", params), FRAME)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
     mod, params = relay_module("splitting")

@@ -101,6 +101,7 @@ def test_a_plan_of_another_mode_is_refused(cli, low, nvpmodel, tmp_path):
     assert "plan.txt: the plan is for power mode MAXN, the profile is of 5W; give both of one mode" in outcome.err
 
 
+@pytest.mark.thorough
 def test_profiles_of_each_mode_become_a_bundle_of_one(cli, model, nvpmodel, tmp_path):
     """From the file of a platform to a plan over modes; a mode that takes a reboot is left out and said."""
     cores = sorted(os.sched_getaffinity(0))[:1]

@@ -142,6 +142,7 @@ def test_sources_of_another_tvm(tmp_path: Path) -> None:
         build_addon(small_addon(tmp_path, "tests.x", sources=("runtime/nothing.cc",)))
 
 
+@pytest.mark.thorough
 def test_an_add_on_that_registers_something_else(tmp_path: Path) -> None:
     """It was loaded, but TVM does not know its functions, as when there are two copies of TVM."""
     addon = small_addon(tmp_path, "tests.devices.other")

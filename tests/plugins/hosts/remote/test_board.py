@@ -100,6 +100,7 @@ def test_a_bundle_travels_once(board, server, bundle):
     assert sorted((path.name, path.stat().st_mtime_ns) for path in server._folder.rglob("*")) == held
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "how"),
     [

@@ -93,6 +93,7 @@ def test_a_bundle_is_compiled_compared_planned_there_and_runs(cli, net, address,
     assert planned.json["stages"] == [{"devices": ["only"], "operators": candidate["stages"][0]["operators"]}]
 
 
+@pytest.mark.thorough
 def test_weights_travel_once(net, patient, desk, tmp_path):
     with Proxy(patient.address.port) as proxy, Board.connect(proxy.address) as board:
         machine = RemoteMachine(board)
@@ -122,6 +123,7 @@ def _saved(machine, made, path):
     return path
 
 
+@pytest.mark.thorough
 def test_stages_turns_and_joules_by_watts_are_the_boards(net, machine, desk):
     made = compile_source(net, platform=desk, machine=machine)
     [only] = made.platform.devices
@@ -133,6 +135,7 @@ def test_stages_turns_and_joules_by_watts_are_the_boards(net, machine, desk):
         machine.stage_timer(made.compiled, made.platform)(names, Device("nowhere"))
 
 
+@pytest.mark.thorough
 def test_devices_that_the_board_lacks_are_said_by_it(cli, net, address, tmp_path):
     file = tmp_path / "other.toml"
     file.write_text('name = "other"\n[[device]]\nname = "far"\nbackend = "host"\ncores = [4000]\n')
@@ -210,6 +213,7 @@ def test_what_is_for_this_machine_alone_is_refused(cli, net, arguments, named):
     assert named in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_board_tells_what_it_would_tune(cli, net, address):
     outcome = cli("tune", net, "--remote", address, "--seconds", 0, "--json")
     assert outcome.code == 0, outcome.err

@@ -78,6 +78,7 @@ def test_a_hostile_hello_gets_nothing(server):
         assert server.is_free
 
 
+@pytest.mark.thorough
 def test_garbage_inside_a_session_costs_its_link_alone(server):
     with Board.connect(str(server.address), **TIMES) as board:
         board._channel._link.sendall(b"\xff" * 100)

@@ -14,6 +14,7 @@ needs("Relay")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

@@ -131,7 +131,7 @@ def network(layer: Layer, random: Random) -> Network:
     return module, weights.params, Tensor("data", shape)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", X86)
 @pytest.mark.parametrize("layer", [transposed, grouped, pooled, largest, concatenated])
 def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:

@@ -26,6 +26,7 @@ def operators(report: dict) -> list[str]:
     return [name for stage in report["stages"] for name in stage["operators"]]
 
 
+@pytest.mark.thorough
 def test_the_plan_of_a_run_holds_the_work_around_the_model(cli, bundle, tmp_path):
     lines, video = tmp_path / "out.jsonl", tmp_path / "out.mp4"
     outcome = cli("run", bundle, "--source", FILM, "--results", lines, "--output", video, "--json")
