@@ -215,3 +215,27 @@ def test_a_fault_while_plans_are_compared_ends_no_run(usb, tmp_path):
     said += running.communicate(timeout=120)[1]
     assert running.returncode == 0, said
     assert len(lines.read_text().splitlines()) == 20
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("opens", "arguments"),
+    [
+        (2, ("bench", "net.tflite", "--platform", PLATFORM, "--seconds", 0.2, "--rounds", 9)),
+        (2, ("plan", "net.tflite", "--platform", PLATFORM, "--scheduler", "measured")),
+        (6, ("calibrate", "net.tflite", "--platform", PLATFORM, "-o", "out.toml")),
+    ],
+    ids=["bench", "plan", "calibrate"],
+)
+def test_a_fault_while_something_is_measured_is_one_line(usb, tmp_path, monkeypatch, opens, arguments):
+    """The first `opens` only look at the stick, and have a second try themselves."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.tflite").write_bytes(picture_network())
+    measuring, opened = command(*arguments), usb / "opened"
+    while not (opened.exists() and opened.read_text().split().count("left") > opens and make_fault(usb / "left")):
+        assert measuring.poll() is None, measuring.communicate()
+        time.sleep(0.001)
+    _, said = measuring.communicate(timeout=120)
+    assert measuring.returncode == 1, said
+    [error] = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "on tpu0 was killed by SIGABRT" in error

@@ -29,6 +29,7 @@ from tvm_pipeline.core.problem import Problem, checked_objective
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import comparison_table
 from tvm_pipeline.runtime.comparison import Run, side_by_side
+from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.machine import Machine, opened_machine
 from tvm_pipeline.workflow.steps import (
@@ -138,7 +139,9 @@ def opened(
         if model.endswith(".tar"):
             bundle = stack.enter_context(opened_bundle(Path(model), machine=machine))
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
-            run = applications("source").again(bundle, source or "") if bundle.application else None
+            if bundle.application:
+                apart = stack.enter_context(isolated(compiled, bundle.platform, (), every=False))
+                run = applications("source").again(replace(bundle, compiled=apart), source or "")
         else:
             subject = stack.enter_context(
                 planned(model, shapes, platform, None, devices=device, values=values, machine=machine)

@@ -32,6 +32,7 @@ from tvm_pipeline.profiling import stage_timer
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.twins import equal_devices
+from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated
 from tvm_pipeline.workflow.machine_modes import this_machine
 
 ADVICE = 3  # badly known constants of which it is said what would tell them
@@ -191,11 +192,14 @@ def _measured(
     device: Device, models: Mapping[str, Model], count: int, timer: Callable[[CompiledModel], SegmentTimer]
 ) -> Measuring:
     with ExitStack() as opened:
+        opened.callback((processes := DeviceProcesses()).end)
         compiled = []
         for source, model in models.items():
             _log.info(f"compiling {source} for {device.name}")
             try:
-                compiled.append(opened.enter_context(closing(_compiled(model, device))))
+                made = opened.enter_context(closing(_compiled(model, device)))
+                apart = isolated(made, Platform(device.name, (device,)), (), processes=processes, every=False)
+                compiled.append(opened.enter_context(apart))
             except ModelError as error:
                 raise ModelError(
                     f"{source} does not compile for device {device.name}: {error}; give a model that it takes, or "

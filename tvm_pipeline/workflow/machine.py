@@ -8,7 +8,7 @@ function of an address that returns a context, in which there is a Machine.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,6 +24,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
+from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated
 from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.workflow.doubts import elsewhere_warnings, known_devices
 from tvm_pipeline.workflow.machine_modes import other_mode, this_machine
@@ -150,10 +151,14 @@ class _ThisMachine:
 
     @contextmanager
     def metering(self, problem: Problem, sensor: str) -> Iterator[Metering]:
-        with opened_meter(sensor) as meter:
+        with opened_meter(sensor) as meter, ExitStack() as stack:
+            stack.callback((processes := DeviceProcesses()).end)
 
             def measuring(compiled: CompiledModel, platform: Platform, run: Run | None = None) -> Run:
-                return metered(run or runner(compiled, platform), problem, meter)
+                if run is None:
+                    apart = isolated(compiled, platform, (), processes=processes, every=False)
+                    run = runner(stack.enter_context(apart), platform)
+                return metered(run, problem, meter)
 
             yield measuring
 
