@@ -91,7 +91,7 @@ def test_a_bundle_has_its_own_plan(cli, bundle, tmp_path):
     assert outcome.code == 0, outcome.err
     assert outcome.json["simulated"]["frames"] == 100
     assert cli("plan", bundle, "--stages", 2, "--verify", 0, "-o", tmp_path / "two.txt").code == 0
-    outcome = cli("simulate", bundle, "--plan", tmp_path / "two.txt", "--frames", 100, "--json")
+    outcome = cli("simulate", bundle, "--plan", tmp_path / "two.txt", "--frames", 100, "--jitter", 0, "--json")
     assert len(outcome.json["stages"]) == 2
     assert outcome.json["simulated"]["throughput_fps"] == pytest.approx(
         outcome.json["predicted"]["throughput_fps"], rel=0.02

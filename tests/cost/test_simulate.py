@@ -339,7 +339,7 @@ def test_the_latency_under_load_is_that_of_the_measured_times() -> None:
     predicted = with_latencies(problem, found, [measured], rate_fps=0.5).predicted
     assert predicted.latency_p50_s == pytest.approx(0.50, abs=0.02)
     assert predicted.latency_p99_s == pytest.approx(0.99, abs=0.02)
-    assert with_latencies(problem, found, ()).predicted.latency_p99_s == pytest.approx(2.0)  # two frames inside
+    assert with_latencies(problem, found, ()) == found  # nothing tells how its seconds vary
 
 
 def test_the_seed_decides_all() -> None:

@@ -183,6 +183,17 @@ def test_statistics_give_the_error_of_the_prediction() -> None:
     assert unknown.rows[0][2:] == ("-", "-")
 
 
+def test_simulated_latencies_stand_in_the_row_under_load_and_beside_the_measured_ones() -> None:
+    figures = replace(PIPELINE.predicted, latency_p50_s=0.06, latency_p90_s=0.075, latency_p99_s=0.11)
+    told = replace(PIPELINE, predicted=figures)
+    assert cells(candidates_table(Decision(told, (told, SINGLE), "")), 0)["under load"] == "60.0 / 75.0 / 110 ms"
+    assert statistics_table(figures, STATISTICS, inside=4).rows[2:5] == (
+        ("latency under load, median", "60.0 ms", "45.0 ms", "+33.3%"),
+        ("latency, 90 %", "75.0 ms", "50.0 ms", "+50.0%"),
+        ("latency, 99 %", "110 ms", "55.0 ms", "+100.0%"),
+    )
+
+
 def test_a_slow_source_is_no_error_of_the_prediction() -> None:
     slow = replace(STATISTICS, throughput_fps=10.0)
     assert statistics_table(PIPELINE.predicted, slow, inside=3).rows[0][-1] == "+400.0%", (

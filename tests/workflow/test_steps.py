@@ -33,7 +33,7 @@ def test_a_graph_is_planned_without_running_anything():
         heard = log_lines("INFO")
         decision, profile = decide(problem)
     assert len(decision.plan.stages) == 2
-    assert profile is subject.profile
+    assert profile == subject.profile
     assert heard == ["simulating the best plans, with turns on the bus"]
 
 

@@ -22,6 +22,7 @@ from tvm_pipeline.cli.options import (
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
+    RateOption,
     RemoteOption,
     SchedulerOption,
     ShapesOption,
@@ -42,6 +43,7 @@ from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem, checked_objective
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
+from tvm_pipeline.cost.simulate import check_rate
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import check_scheduler
@@ -70,6 +72,7 @@ def command(
     stages: StagesOption = None,
     min_throughput: MinThroughputOption = None,
     max_latency: MaxLatencyOption = None,
+    rate: RateOption = None,
     time_limit: TimeLimitOption = None,
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
@@ -132,6 +135,7 @@ def command(
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
     check_scheduler(scheduler)
+    check_rate(rate)
     beside = Path(model).with_suffix(".toml")
     read = (
         model,
@@ -213,6 +217,7 @@ def command(
                 verify_s=verify_seconds(verify, obstacle),
                 run=run,
                 machine=machine,
+                rate_fps=rate,
             )
         activations = _activations(made, decision.plan) if memory_order else []
         _log.info(f"writing {output}")

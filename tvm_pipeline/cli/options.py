@@ -112,6 +112,10 @@ VerifyOption = Annotated[
         f"is chosen. {VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
     ),
 ]
+RateOption = Annotated[
+    float | None,
+    typer.Option("--rate", help="Frames a second that arrive; without it, the source is never waited for."),
+]
 PowerSensorOption = Annotated[
     str,
     typer.Option(

@@ -16,6 +16,7 @@ from tvm_pipeline.cli.options import (
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
+    RateOption,
     RemoteOption,
     SchedulerOption,
     ShapesOption,
@@ -32,6 +33,7 @@ from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, wa
 from tvm_pipeline.core.plan import Decision, cost_key
 from tvm_pipeline.core.problem import Problem, checked_objective, is_lexicographic
 from tvm_pipeline.core.profile import read_profile
+from tvm_pipeline.cost.simulate import check_rate
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning import check_scheduler
@@ -73,6 +75,7 @@ def command(
     ] = False,
     min_throughput: MinThroughputOption = None,
     max_latency: MaxLatencyOption = None,
+    rate: RateOption = None,
     time_limit: TimeLimitOption = None,
     front: Annotated[
         bool,
@@ -94,6 +97,7 @@ def command(
     """
     chosen = checked_objective(objective)
     check_scheduler(scheduler)
+    check_rate(rate)
     check_outputs(output, inputs=(*models, platform, *(profile or ())))
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
@@ -142,7 +146,7 @@ def command(
             seconds = verify_seconds(
                 verify, subject.not_here or machine.other_mode(problem.platform, subject.profile.power_mode)
             )
-            decision, _ = decide(problem, scheduler, subject.compiled, verify_s=seconds, machine=machine)
+            decision, _ = decide(problem, scheduler, subject.compiled, verify_s=seconds, machine=machine, rate_fps=rate)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     errors = modelled(problem.platform, problem.profile)
     if errors:

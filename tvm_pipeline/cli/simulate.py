@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.bundle import open_bundle
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, RateOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner
 from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.in_mode import for_mode
@@ -19,6 +19,7 @@ from tvm_pipeline.cost.busy_energy import at_pace, energy_by_watts
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
 from tvm_pipeline.cost.simulate import simulate as run
+from tvm_pipeline.cost.under_load import Times, spread
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.report import DRAWN_FRAMES, TextTable, check_picture, draw_gantt, stages_table, statistics_table
@@ -43,9 +44,7 @@ def command(
         list[Path] | None,
         typer.Option("--profile", help="Measured before with `profile`; of several models, one for each, in order."),
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Frames a second that arrive; without it, the source is never waited for.")
-    ] = None,
+    rate: RateOption = None,
     poisson_rate: Annotated[
         float | None, typer.Option("--poisson", help="The same, at random times (a Poisson process).")
     ] = None,
@@ -56,7 +55,13 @@ def command(
     in_flight: Annotated[
         int | None, typer.Option(help="Frames inside at the same time; without it, as many as keep every worker busy.")
     ] = None,
-    jitter: Annotated[float, typer.Option(help="Variation of the stage times: standard deviation over mean.")] = 0.0,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            help="Variation of the stage times: standard deviation over mean. Without it, they are those that the "
+            "frames of a bundle's plan were measured to take, else vary as the profile's did."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random times; the same seed gives the same run.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -89,14 +94,25 @@ def command(
             if len(models) == 1
             else merged(models, platform, profiles)
         )
-        problem, chosen = subject.problem(), _plan(models, plan)
+        problem = subject.problem()
+        chosen, times_s = _plan(models, plan)
         with blamed(plan or models[0], PlanError, "plan it anew with `tvm-pipeline plan`"):
             check_one_model(chosen, problem.graph.name)
             chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
         inside = chosen.frames_inside if in_flight is None else in_flight
-        found = run(problem, chosen.stages, frames, arrivals, in_flight=inside, drop=live, jitter=jitter, seed=seed)
+        found = run(
+            problem,
+            chosen.stages,
+            frames,
+            arrivals,
+            in_flight=inside,
+            drop=live,
+            jitter=spread(problem, chosen) if jitter is None else jitter,
+            times_s=times_s if jitter is None else (),
+            seed=seed,
+        )
     if gantt:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
         draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], gantt)
@@ -113,14 +129,15 @@ def command(
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 
 
-def _plan(models: list[str], plan: Path | None) -> Plan:
+def _plan(models: list[str], plan: Path | None) -> tuple[Plan, Times]:
+    """Return the plan, and the seconds that its stages were measured to take; none for the plan of a file."""
     if plan:
-        return read_plan(plan)
+        return read_plan(plan), ()
     if len(models) > 1 or not models[0].endswith(".tar"):
         named = " ".join(models)
         raise OptionError(f"--plan: which plan of {named}? `tvm-pipeline plan {named} -o plan.txt` makes one")
     with open_bundle(Path(models[0])) as bundle:
-        return bundle.plan
+        return bundle.plan, bundle.decision.times_s(bundle.plan) if bundle.decision else ()
 
 
 def _simulated(table: TextTable) -> TextTable:

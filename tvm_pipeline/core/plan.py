@@ -159,8 +159,8 @@ class Plan:
 
     @property
     def loaded_latency_s(self) -> float | None:
-        """The predicted latency of a full pipeline; None where the rate or the latency is not known."""
-        return self.predicted.loaded_latency_s(self.frames_inside)
+        """The median latency under load; that of a full pipeline by Little's law where it was not simulated."""
+        return self.predicted.latency_p50_s or self.predicted.loaded_latency_s(self.frames_inside)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -58,20 +58,21 @@ Noise = Callable[[int, str, int], float]
 
 def fixed_rate(rate_fps: float) -> Iterator[float]:
     """Return the arrivals of a camera: a frame every `1 / rate_fps` seconds. Raise OptionError for no such rate."""
-    period_s = _period_s(rate_fps)
-    return (frame * period_s for frame in count())
+    check_rate(rate_fps)
+    return (frame / rate_fps for frame in count())
 
 
 def poisson(rate_fps: float, seed: int = 0) -> Iterator[float]:
     """Return Poisson arrivals: exponential gaps of `1 / rate_fps` seconds in the mean. Raise OptionError as above."""
-    rng, rate = random.Random(seed), 1 / _period_s(rate_fps)
-    return accumulate(rng.expovariate(rate) for _ in count())
+    check_rate(rate_fps)
+    rng = random.Random(seed)
+    return accumulate(rng.expovariate(rate_fps) for _ in count())
 
 
-def _period_s(rate_fps: float) -> float:
-    if not 0 < rate_fps < math.inf:
+def check_rate(rate_fps: float | None) -> None:
+    """Raise OptionError where frames cannot arrive at this rate; None is as many as are taken."""
+    if rate_fps is not None and not 0 < rate_fps < math.inf:
         raise OptionError(f"frames cannot arrive at {rate_fps:g} a second; give a rate above 0")
-    return 1 / rate_fps
 
 
 @dataclass(frozen=True, slots=True)

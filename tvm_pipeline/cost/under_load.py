@@ -37,13 +37,15 @@ def under_load(problem: Problem, decision: Decision, rate_fps: float | None = No
 
 
 def with_latencies(problem: Problem, plan: Plan, times_s: Times, rate_fps: float | None = None) -> Plan:
-    """Return the plan with p50, p90 and p99 of its latency under load; as it is where nothing says its seconds.
+    """Return the plan with p50, p90 and p99 of its latency under load; as it is where nothing tells how that varies.
 
     Args:
-        rate_fps: frames a second that come; None for as many as the plan takes.
+        rate_fps: frames a second that come; None for as many as the plan takes, which more keep as full.
     """
-    if plan.predicted.throughput_fps is None:
+    if plan.predicted.throughput_fps is None or not (times_s or rate_fps or spread(problem, plan)):
         return plan
+    if rate_fps and rate_fps >= plan.predicted.throughput_fps:
+        rate_fps = None
     found = simulated_latencies(problem, plan, times_s, rate_fps)
     p50, p90, p99 = (float(quantile) for quantile in np.quantile(found, [0.5, 0.9, 0.99]))
     predicted = replace(plan.predicted, latency_p50_s=p50, latency_p90_s=p90, latency_p99_s=p99)
@@ -56,7 +58,7 @@ def simulated_latencies(
     """Return the seconds of each of so many frames, without those that fill the pipeline."""
     inside = plan.frames_inside
     run = simulate(
-        problem,
+        replace(problem, min_throughput_fps=None, max_latency_s=None),  # a measured plan may keep what none should
         plan.stages,
         frames + inside,
         SATURATED if rate_fps is None else fixed_rate(rate_fps),

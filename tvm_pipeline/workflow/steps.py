@@ -33,6 +33,7 @@ from tvm_pipeline.core.problem import Objective, Problem, counts_edges, is_lexic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.cost.under_load import under_load
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
@@ -291,6 +292,7 @@ def decide(
     verify_s: float = VERIFY_S,
     run: Run | None = None,
     machine: Machine = HERE,
+    rate_fps: float | None = None,
 ) -> tuple[Decision, Profile]:
     """Plan with the scheduler of that name; return also the profile with what was measured on the way.
 
@@ -302,6 +304,7 @@ def decide(
         run: runs a plan for a turn, where that takes more than `compiled`: with the work of an application, for
             instance. Without both, nothing runs and the prediction decides.
         machine: the one that `compiled` runs on.
+        rate_fps: the frames a second for which the latencies under load are told; None for a full pipeline.
 
     Where the objective is energy, the best sensor of power of this machine measures these runs; on another machine the
     prediction decides.
@@ -320,9 +323,8 @@ def decide(
         with opened_meter("" if measures else NONE) as meter:
             decision = verified(problem, decision, run, verify_s, meter)
         decision = with_fewest_inside(problem, decision, run, verify_s)
-    if not decision.segments:
-        return decision, problem.profile
-    return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))
+    profile = replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))
+    return under_load(replace(problem, profile=profile), decision, rate_fps), profile
 
 
 def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan]:

@@ -26,7 +26,7 @@ from tvm_pipeline import Bundle, Decision, OperatorGraph, Plan, Platform, Proble
 from tvm_pipeline.addresses import HIDDEN
 from tvm_pipeline.core.plan import cost_key, describe
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.simulate import fixed_rate, simulate
+from tvm_pipeline.cost.under_load import with_latencies
 from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlanError, ProfileError
 from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
@@ -48,7 +48,6 @@ from tvm_pipeline_video.service.video_extra import (
 
 # A plan for a source of a fixed rate must be able to take so many more frames than come.
 RATE_MARGIN = 0.1
-SIMULATED_FRAMES = 200
 _FORMAT = 2  # of what is kept of an application
 MOST_KEPT = 200  # applications in the cache, of some 100 KB each
 
@@ -60,11 +59,13 @@ class HostPlan:
     Attributes:
         problem: what was planned for; its graph holds the model's operators and the host's.
         decision: the plan, its candidates, and what was measured of them; None where the plan was given.
+        rate_fps: the frames a second that come; None where the source gives them as fast as they are taken.
     """
 
     problem: Problem
     plan: Plan
     decision: Decision | None = None
+    rate_fps: float | None = None
 
     @property
     def has_host(self) -> bool:
@@ -253,8 +254,8 @@ def decided_at_rate(problem: Problem, decision: Decision, rate_fps: float) -> De
 
 def at_rate(problem: Problem, plan: Plan, rate_fps: float) -> Plan:
     """Return the plan with the median latency of frames that come at a rate, as the simulator has it."""
-    run = simulate(problem, plan.stages, SIMULATED_FRAMES, fixed_rate(rate_fps))
-    return replace(plan, predicted=replace(plan.predicted, latency_s=run.statistics.latency_p50_s), status="feasible")
+    found = with_latencies(problem, plan, (), rate_fps).predicted
+    return replace(plan, predicted=replace(found, latency_s=found.latency_p50_s), status="feasible")
 
 
 def rehearsed_application(

@@ -20,13 +20,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline import Bundle, PipelineError, Problem
+from tvm_pipeline import Bundle, PipelineError, Plan, Problem
 from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.cost.under_load import with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import Event, LivePipeline
@@ -257,6 +258,7 @@ def opened_models(
                 opened.append(_Opened(label, bundle, found, planned, sources))
                 continue
             planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener, meter)
+            planned = replace(planned, plan=_with_latencies(planned, bundle))
             sources = stack.enter_context(
                 opened_sources(
                     specs,
@@ -341,7 +343,7 @@ def _planned(
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
             listener.say(f"{shown(spec)}: {decoding}")
         rate_fps = settings.rate or (rehearsal.fps if rehearsal.setting.live and not asked else None)
-        return plan_with_host(
+        planned = plan_with_host(
             bundle,
             rehearsal,
             problem,
@@ -353,11 +355,19 @@ def _planned(
             listener=listener,
             meter=meter,
         )
+        return replace(planned, rate_fps=rate_fps)
     listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
     if asked:
         requested = replace(chosen, objective=problem.objective, status="feasible", bound=None)
         chosen = judged(problem, requested) if plan else quick_plan(problem)
-    return HostPlan(given, chosen)
+    return HostPlan(given, chosen, rate_fps=settings.rate)
+
+
+def _with_latencies(planned: HostPlan, bundle: Bundle) -> Plan:
+    """Return the plan with the latencies that are to be expected, by what was measured when it was chosen."""
+    decision = planned.decision or bundle.decision
+    times_s = decision.times_s(planned.plan) if decision else ()
+    return with_latencies(planned.problem, planned.plan, times_s, planned.rate_fps)
 
 
 def _was_given(bundle: Bundle) -> bool:
