@@ -186,7 +186,7 @@ def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
     for scheduler in (planning.BEST,) if kind == "too many" else (planning.BEST, *TAKING_ANY):
         try:
             problem = kinds()[kind](objective)
-            problem = replace(problem, time_limit_s=problem.time_limit_s or 0.2)  # local search stops early
+            problem = replace(problem, time_limit_s=problem.time_limit_s or 0.05)  # local search stops early
             decision = planning.plan(problem, scheduler)
         except (NoPlanError, OptionError):
             continue
