@@ -34,6 +34,7 @@ def test_each_mode_is_set_and_put_back(cli, model, tmp_path):
     assert machine.were_set == ["slow", "fast"]
     profiles = [read_profile(tmp_path / f"net-{name}.json") for name in ("fast", "slow")]
     assert [profile.power_mode for profile in profiles] == ["fast", "slow"]
+    assert ["the clocks follow the load" in profile.warnings for profile in profiles] == [False, True]
     assert [profile.environment["power mode"] for profile in profiles] == ["fast", "slow"]
     with guests():
         assert "has none; give a --platform with [[power_mode]] tables" in cli(*here).err

@@ -66,6 +66,9 @@ class TwoModes(PowerModes):
     def described(self) -> list[str]:
         return [f"a board of the test, in mode {self.now}"]
 
+    def unsteady(self) -> str:
+        return "the clocks follow the load" if self.now == "slow" else ""
+
     def environment(self) -> dict[str, str]:
         return {"board": "a board of the test", "power mode": self.now}
 

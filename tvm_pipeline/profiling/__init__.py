@@ -17,6 +17,7 @@ stage_timer.py   seconds of one stage, compiled and measured as a whole
 speed.py         the speed of the machine beside a run, against that at the time of its profile
 merging.py       the profile of several models that are planned as one graph
 layer_times.py   seconds that nobody measured, predicted from shapes
+settling.py      waits until clocks have settled, after a switch of the power mode
 bound.py         work in threads that are bound to devices
 throttling.py    tells when the clocks are lowered because of heat or current, and when that ends
 environment.py   the machine, the software and the load during a measurement

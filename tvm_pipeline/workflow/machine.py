@@ -22,6 +22,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.measured import SegmentTimer
+from tvm_pipeline.power import power_modes
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated
@@ -132,7 +133,9 @@ class _ThisMachine:
         self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, strict: bool
     ) -> Profile:
         found = profile_model(backend, compiled, platform, repeats, strict)
-        return replace(found, environment={**found.environment, **known_devices(platform)})
+        unsteady = filter(None, [power_modes().unsteady()])
+        environment = {**found.environment, **known_devices(platform)}
+        return replace(found, environment=environment, warnings=(*found.warnings, *unsteady))
 
     def with_joules(self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str) -> Profile:
         return with_joules(compiled, platform, profile, required_sensor(sensor))

@@ -17,6 +17,7 @@ from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.planning import BEST, SCHEDULERS, check_scheduler, plan_modes
 from tvm_pipeline.power import power_modes
+from tvm_pipeline.profiling.settling import unsettled
 from tvm_pipeline.workflow.machine_modes import check_allowed, this_machine
 from tvm_pipeline.workflow.steps import Compiled
 
@@ -64,7 +65,11 @@ def profile_modes(
             made = made or compile_in(mode.name)
             backend, settled = settle_platform(in_mode(whole, mode.name))
             here = replace(made, backend=backend, platform=settled)
-            measured = replace(measure(here), power_mode=mode.name)
+            doubts = tuple(unsettled(here.compiled, settled))
+            for line in doubts:
+                _log.warning(line)
+            found = measure(here)
+            measured = replace(found, power_mode=mode.name, warnings=(*found.warnings, *doubts))
         yield here, measured  # with the mode put back
     if made is None:
         raise PowerError(f"no power mode of platform {whole.name} can be set: {'; '.join(refused)}")
