@@ -222,20 +222,26 @@ def check_process() -> None:
             raise SystemExit("two processes of one engine gave different outputs")
 
 
-def own_plans(name: str, compiled: CompiledModel, platform: Platform, verify_s: float) -> dict[str, Plan]:
-    """Return our settings; the first is what we would run."""
-    if len(platform.devices) == 1:
-        return {"one thread": of_one_stage(compiled.graph, platform.devices[0].name)}
+def chosen_plan(name: str, compiled: CompiledModel, platform: Platform, verify_s: float) -> Plan:
+    """Return the plan that the planner chooses and verifies; print why."""
     profile = profile_model(platform_backend(platform), compiled, platform)
     for warning in profile.warnings:
         CONSOLE.print(f"{name}: {warning}")
     problem = Problem(compiled.graph, platform, profile)
     decision = verified(problem, planning.plan(problem), runner(compiled, platform), verify_s)
     CONSOLE.print(f"{name}: {decision.why}", highlight=False)
+    return decision.plan
+
+
+def own_plans(name: str, compiled: CompiledModel, platform: Platform, verify_s: float) -> dict[str, Plan]:
+    """Return our settings; the first is what we would run."""
+    if len(platform.devices) == 1:
+        return {"one thread": of_one_stage(compiled.graph, platform.devices[0].name)}
+    chosen = chosen_plan(name, compiled, platform, verify_s)
     most = max(platform.devices, key=lambda device: len(device.cores))
     others = [device.name for device in platform.devices if device != most]
     return {
-        "chosen plan": decision.plan,
+        "chosen plan": chosen,
         "all cores": of_one_stage(compiled.graph, most.name),
         "replicas": of_one_stage(compiled.graph, *others),
     }
