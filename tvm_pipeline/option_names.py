@@ -27,7 +27,8 @@ OTHER_NAMES = {
 }
 # Fields whose long option differs in its dashes alone. The settings of `run` join them, see `Settings` of the plug-in.
 SAME_NAMES = {
-    *("allow_others", "allow_power_modes", "carry", "children_together", "classes", "decoder", "device", "engines"),
+    *("allow_others", "allow_power_modes", "carry", "children_together", "classes", "deadline", "decoder", "device"),
+    *("engines", "miss"),
     *("folder", "input_shapes", "input_values", "inputs", "json", "labels", "listen", "max_latency"),
     *("memory_order", "memory_rewrite", "min_throughput", "objective", "output", "outputs", "plan", "platform"),
     *("power", "power_modes", "power_sensor", "preprocessing", "profile", "rate", "remote", "results"),
@@ -37,6 +38,7 @@ SAME_NAMES = {
 # What the help of several commands says.
 HELP = {
     "classes": "List only these classes, as labels or numbers: person,car.",
+    "deadline": "Seconds that a frame may take from when it comes, such as 50ms; the plan keeps them at `rate`.",
     "decoder": "What reads the outputs: classification, yolo, ssd, centernet, mediapipe, picodet, segmentation, text, "
     "keypoints, or one of their forms (docs/decoders.md); your function as file.py:function; none. Without it "
     "one is recognised, if the outputs and the file's metadata tell.",
@@ -45,6 +47,7 @@ HELP = {
     "labels": "Names of the classes: a file with one a line, or coco; without it, those of the model's file.",
     "max_latency": "Seconds a frame may take under load, for throughput.",
     "min_throughput": "Frames a second to keep, for latency or energy.",
+    "miss": "With `deadline`: the share of the frames that may take longer.",
     "power_sensor": "What measures joules: the name of a sensor, as `devices` lists them, or the file of a meter's "
     "log; none: nothing does. Without it, the best sensor of the machine.",
     "preprocessing": "How a picture becomes the input: a TOML file, or a preset: imagenet, yolo, raw and others "

@@ -56,7 +56,7 @@ UNITLESS = {
         "after",
         "bound",
     ),
-    *("bubble_share", "output_shape", "samples"),
+    *("bubble_share", "miss_share", "output_shape", "samples"),
     # The number of a mode; frequencies of clocks, in the units of their kernel files; numbers of cores.
     *("nvpmodel", "clock_limits", "offline_cores"),
     # Figures of a profile whose words are their units.

@@ -53,9 +53,9 @@ INSIDE = {
 MOST_LINES = {
     "tvm_pipeline/backends": 2850,
     "tvm_pipeline/calibration": 1050,
-    "tvm_pipeline/cli": 3050,
+    "tvm_pipeline/cli": 3100,
     "tvm_pipeline/core": 3200,
-    "tvm_pipeline/cost": 2000,
+    "tvm_pipeline/cost": 2050,
     "tvm_pipeline/frontends": 2550,
     "tvm_pipeline/memory": 2800,
     "tvm_pipeline/planning": 12_100,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3300,
-    "plugins/tvm_pipeline_video": 11_250,
+    "plugins/tvm_pipeline_video": 11_350,
 }
 
 

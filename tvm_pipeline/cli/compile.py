@@ -13,12 +13,14 @@ import typer
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.cli.options import (
+    DeadlineOption,
     DeviceOption,
     EnginesOption,
     JsonOption,
     MaxLatencyOption,
     MemoryRewriteOption,
     MinThroughputOption,
+    MissOption,
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
@@ -33,6 +35,7 @@ from tvm_pipeline.cli.options import (
     WinogradOption,
     check_outputs,
     check_remote,
+    deadline_of,
     shapes_of,
     values_of,
     verify_seconds,
@@ -43,7 +46,6 @@ from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem, checked_objective
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
-from tvm_pipeline.cost.simulate import check_rate
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import check_scheduler
@@ -73,6 +75,8 @@ def command(
     min_throughput: MinThroughputOption = None,
     max_latency: MaxLatencyOption = None,
     rate: RateOption = None,
+    deadline: DeadlineOption = None,
+    miss: MissOption = 0.001,
     time_limit: TimeLimitOption = None,
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
@@ -135,7 +139,6 @@ def command(
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
     check_scheduler(scheduler)
-    check_rate(rate)
     beside = Path(model).with_suffix(".toml")
     read = (
         model,
@@ -157,6 +160,7 @@ def command(
             raise OptionError(f"{other} one power mode; give the --profile of that mode alone")
         obstacle = "plans of several power modes are compared by their predictions"
     verify_seconds(verify, obstacle)
+    promised = deadline_of(deadline, miss, rate, obstacle)
     states = tuple(map(parse_carry, carry or ()))
     settings = preprocessing or (str(beside) if beside.exists() else None)
     known = applications("source" if source else "preprocessing") if settings or source else None
@@ -218,6 +222,7 @@ def command(
                 run=run,
                 machine=machine,
                 rate_fps=rate,
+                deadline=promised,
             )
         activations = _activations(made, decision.plan) if memory_order else []
         _log.info(f"writing {output}")

@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
+from tvm_pipeline.cli.output import with_options
 from tvm_pipeline.core.problem import OBJECTIVES, is_lexicographic
+from tvm_pipeline.cost.simulate import check_rate
+from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import check_distinct
 from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
@@ -112,6 +115,8 @@ VerifyOption = Annotated[
         f"is chosen. {VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
     ),
 ]
+DeadlineOption = Annotated[str | None, typer.Option("--deadline", help=with_options(HELP["deadline"]))]
+MissOption = Annotated[float, typer.Option("--miss", help=with_options(HELP["miss"]))]
 RateOption = Annotated[
     float | None,
     typer.Option("--rate", help="Frames a second that arrive; without it, the source is never waited for."),
@@ -157,6 +162,16 @@ def check_remote(remote: str | None, given: Mapping[str, object], why: str) -> N
     for name, value in given.items():
         if remote is not None and value:
             raise OptionError(f"`{name}` does not go with `remote`: {why}", option=name)
+
+
+def deadline_of(text: str | None, miss: float, rate_fps: float | None, obstacle: str = "") -> FrameDeadline | None:
+    """Return what --deadline, --miss and --rate ask for; raise OptionError where there is an obstacle."""
+    check_rate(rate_fps)
+    if text is None:
+        return None
+    if obstacle:
+        raise OptionError(f"--deadline {text}: {obstacle}; leave it out")
+    return frame_deadline(text, miss, rate_fps)
 
 
 def verify_seconds(verify: float | None, obstacle: str = "") -> float:

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.cli.options import (
+    DeadlineOption,
     DeviceOption,
     JsonOption,
     MaxLatencyOption,
     MinThroughputOption,
+    MissOption,
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
@@ -25,6 +27,7 @@ from tvm_pipeline.cli.options import (
     ValuesOption,
     VerifyOption,
     check_outputs,
+    deadline_of,
     shapes_of,
     values_of,
     verify_seconds,
@@ -33,7 +36,6 @@ from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, wa
 from tvm_pipeline.core.plan import Decision, cost_key
 from tvm_pipeline.core.problem import Problem, checked_objective, is_lexicographic
 from tvm_pipeline.core.profile import read_profile
-from tvm_pipeline.cost.simulate import check_rate
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning import check_scheduler
@@ -76,6 +78,8 @@ def command(
     min_throughput: MinThroughputOption = None,
     max_latency: MaxLatencyOption = None,
     rate: RateOption = None,
+    deadline: DeadlineOption = None,
+    miss: MissOption = 0.001,
     time_limit: TimeLimitOption = None,
     front: Annotated[
         bool,
@@ -97,7 +101,6 @@ def command(
     """
     chosen = checked_objective(objective)
     check_scheduler(scheduler)
-    check_rate(rate)
     check_outputs(output, inputs=(*models, platform, *(profile or ())))
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
@@ -111,7 +114,9 @@ def command(
     if front and modes:
         raise OptionError("--pareto lists the plans of one power mode; give the --profile of one")
     several = "plans of several power modes are compared by their predictions" if modes else ""
-    verify_seconds(verify, "--pareto lists plans and compares none" if front else several)
+    obstacle = "--pareto lists plans and compares none" if front else several
+    verify_seconds(verify, obstacle)
+    promised = deadline_of(deadline, miss, rate, obstacle)
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     first = profiles[0] if profiles else None
     with spinner(), opened_machine(remote) as machine, ExitStack() as stack:
@@ -146,7 +151,15 @@ def command(
             seconds = verify_seconds(
                 verify, subject.not_here or machine.other_mode(problem.platform, subject.profile.power_mode)
             )
-            decision, _ = decide(problem, scheduler, subject.compiled, verify_s=seconds, machine=machine, rate_fps=rate)
+            decision, _ = decide(
+                problem,
+                scheduler,
+                subject.compiled,
+                verify_s=seconds,
+                machine=machine,
+                rate_fps=rate,
+                deadline=promised,
+            )
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     errors = modelled(problem.platform, problem.profile)
     if errors:

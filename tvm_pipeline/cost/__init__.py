@@ -12,5 +12,5 @@ busy_energy.py     the joules of a frame by a platform's watts, where no sensor 
 frame_time.py      where the time of a frame goes on each device
 scaling.py         problems and profiles as they would be if devices or operators took other seconds
 simulate.py        a plan run as discrete events
-under_load.py      the latency of frames under load, by the measured times of stages
+under_load.py      the latency of frames under load, by the measured times of stages, and the plan that keeps a deadline
 """

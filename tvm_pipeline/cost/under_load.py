@@ -1,7 +1,8 @@
-"""The latency of frames under load: by the simulator, over the measured times of stages.
+"""The latency of frames under load, and the plan that keeps a deadline: by simulating measured times of stages.
 
     plan = with_latencies(problem, plan, decision.times_s(plan), rate_fps=30.0)
     print(plan.predicted.latency_p99_s)
+    decision = in_time(problem, decision, FrameDeadline(0.050, miss_share=0.001, rate_fps=30.0))
 
 A stage takes the seconds that its frames were measured to take where its plan ran for a decision; else its seconds vary
 by the spread of the profile. Frames come at a rate, and their latency counts from when they come. Without a rate the
@@ -10,17 +11,23 @@ source is never waited for, and the latency counts from a frame's slot.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Decision, Plan
+from tvm_pipeline.core.plan import Decision, Plan, describe
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.simulate import MOST_JITTER, SATURATED, fixed_rate, simulate
+from tvm_pipeline.cost.simulate import MOST_JITTER, SATURATED, check_rate, fixed_rate, simulate
+from tvm_pipeline.errors import LimitMissedError, OptionError
 
 FRAMES = 1000  # that are simulated, to tell the latencies of a plan
 QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
+LEAST_MISS = 0.001  # a plan is measured for some hundred frames, which show nothing rarer
+SEEN_LATE = 10  # frames that are late, at the miss rate, in a simulation that tells whether a plan keeps it
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of a rate, which are tried where the whole is too much
 
 Times = Sequence[Sequence[float]]  # as `Measured.times_s`; empty where a plan did not run
 
@@ -74,3 +81,98 @@ def spread(problem: Problem, plan: Plan) -> float:
     profiles = (problem.profile.devices.get(name) for name in plan.devices)
     most = max((profile.mean_spread for profile in profiles if profile), default=0.0)
     return min(most / QUARTILES, MOST_JITTER)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDeadline:
+    """What is asked of the latency of frames that come at a rate: at most so many seconds, for all but a share.
+
+    Raises:
+        OptionError: a figure is out of its range.
+    """
+
+    seconds: float
+    miss_share: float
+    rate_fps: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise OptionError(f"`deadline` {self.seconds:g}: it must be positive", option="deadline")
+        if not LEAST_MISS <= self.miss_share < 0.5:
+            raise OptionError(
+                f"`miss` {self.miss_share:g}: it is a share of the frames from {LEAST_MISS:g}, since no measurement of "
+                "a plan shows rarer ones, to below 0.5",
+                option="miss",
+            )
+        check_rate(self.rate_fps)
+
+    def __str__(self) -> str:
+        kept = f"{1e3 * self.seconds:.4g} ms for all but {self.miss_share:.3g} of the frames"
+        return f"{kept} at {self.rate_fps:.4g} a second"
+
+
+def frame_deadline(text: str, miss_share: float, rate_fps: float | None) -> FrameDeadline:
+    """Return the deadline of a text such as `50ms`, `0.05s` or `0.05`; raise OptionError for any other."""
+    found = re.fullmatch(r"(\d{1,9}\.?\d*|\.\d+) ?(ms|s)?", text.strip())
+    if not found:
+        raise OptionError(f"`deadline` {text}: write it as 50ms or 0.05s", option="deadline", value=text)
+    if rate_fps is None:
+        raise OptionError("`deadline` needs the frames a second that come: give `rate`", option="deadline")
+    return FrameDeadline(float(found[1]) * (1e-3 if found[2] == "ms" else 1.0), miss_share, rate_fps)
+
+
+def in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> Decision:
+    """Return the decision for the candidate that keeps a deadline: the one with the most capacity, or fewest joules.
+
+    Joules decide where energy is the objective. Candidates that were measured come first, since the times of their
+    stages are known. The plan holds no more frames than can be in time.
+
+    Raises:
+        LimitMissedError: none does; the message gives the best deadline at this rate, or the rate that keeps this one.
+    """
+    rates = {found.plan.stages: found.throughput_fps for found in decision.measured}
+
+    def capacity_fps(plan: Plan) -> float:
+        return rates.get(plan.stages) or plan.predicted.throughput_fps or 0.0
+
+    def order(plan: Plan) -> tuple[bool, float]:
+        by_joules = problem.objective == "energy" and plan.predicted.energy_j is not None
+        return plan.stages not in rates, plan.predicted.energy_j or 0.0 if by_joules else -capacity_fps(plan)
+
+    def held(plan: Plan) -> Plan:
+        allowed = max(1, math.floor(deadline.seconds * capacity_fps(plan)))
+        return replace(plan, in_flight=allowed) if allowed < plan.frames_inside else plan
+
+    def latencies_s(plan: Plan, rate_fps: float, frames: int) -> list[float]:
+        return simulated_latencies(problem, plan, decision.times_s(plan), rate_fps, frames)
+
+    def keeps(plan: Plan, rate_fps: float) -> bool:
+        """Return whether it does in some frames, and then in as many as tell a small share."""
+        if capacity_fps(plan) <= rate_fps:
+            return False
+        for frames in sorted({FRAMES, most}):
+            late = sum(seconds > deadline.seconds for seconds in latencies_s(held(plan), rate_fps, frames))
+            if late / frames > max(deadline.miss_share, SEEN_LATE / frames):
+                return False
+        return True
+
+    most = max(FRAMES, math.ceil(SEEN_LATE / deadline.miss_share))
+    known = [plan for plan in decision.candidates if plan.predicted.throughput_fps]
+    candidates = sorted(known, key=order)
+    chosen = next((held(plan) for plan in candidates if keeps(plan, deadline.rate_fps)), None)
+    if chosen is not None:
+        spare = capacity_fps(chosen) / deadline.rate_fps - 1
+        why = f"{describe(chosen)} keeps {deadline}, with {spare:.0%} of capacity to spare; {decision.why}"
+        others = (plan for plan in decision.candidates if plan.stages != chosen.stages)
+        return replace(decision, plan=chosen, candidates=(chosen, *others), why=why)
+    slower = ((share * deadline.rate_fps, plan) for share in SHARES for plan in candidates)
+    holds = next((rate_fps for rate_fps, plan in slower if keeps(plan, rate_fps)), None)
+    told = [f"up to {holds:.3g} frames a second it would hold" if holds else "nor does one at a tenth of this rate"]
+    able = [plan for plan in candidates if capacity_fps(plan) > deadline.rate_fps]
+    if able:
+        found = ((latencies_s(plan, deadline.rate_fps, most), describe(plan)) for plan in able)
+        best_s, best = min((float(np.quantile(reached, 1 - deadline.miss_share)), name) for reached, name in found)
+        told.insert(0, f"the best deadline at this rate is {1e3 * best_s:.3g} ms, of {best}")
+    else:
+        told.insert(0, f"the most that a candidate can take is {max(map(capacity_fps, candidates), default=0.0):.3g}")
+    raise LimitMissedError(f"no candidate keeps `deadline` {deadline}: {'; '.join(told)}")

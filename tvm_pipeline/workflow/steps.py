@@ -33,7 +33,7 @@ from tvm_pipeline.core.problem import Objective, Problem, counts_edges, is_lexic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import under_load
+from tvm_pipeline.cost.under_load import FrameDeadline, in_time, under_load
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
@@ -293,6 +293,7 @@ def decide(
     run: Run | None = None,
     machine: Machine = HERE,
     rate_fps: float | None = None,
+    deadline: FrameDeadline | None = None,
 ) -> tuple[Decision, Profile]:
     """Plan with the scheduler of that name; return also the profile with what was measured on the way.
 
@@ -305,6 +306,7 @@ def decide(
             instance. Without both, nothing runs and the prediction decides.
         machine: the one that `compiled` runs on.
         rate_fps: the frames a second for which the latencies under load are told; None for a full pipeline.
+        deadline: to be kept; see `cost.under_load.in_time`, also for what is raised where no candidate does.
 
     Where the objective is energy, the best sensor of power of this machine measures these runs; on another machine the
     prediction decides.
@@ -324,7 +326,10 @@ def decide(
             decision = verified(problem, decision, run, verify_s, meter)
         decision = with_fewest_inside(problem, decision, run, verify_s)
     profile = replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))
-    return under_load(replace(problem, profile=profile), decision, rate_fps), profile
+    problem = replace(problem, profile=profile)
+    if deadline is not None:
+        decision = in_time(problem, decision, deadline)
+    return under_load(problem, decision, rate_fps), profile
 
 
 def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, warn
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.report import TextTable, statistics_table
+from tvm_pipeline.report.tables import percent
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.records import ModelReport
 from tvm_pipeline_video.service.settings import Settings
@@ -104,6 +105,8 @@ def _figures(report: ModelReport) -> TextTable:
 def _outcome(report: ModelReport) -> list[str]:
     """Return what was found, and which plan ran."""
     lines = []
+    if report.deadline:
+        lines.append(f"deadline: {report.deadline}: {percent(report.late_share)} took longer")
     if report.found:
         most = sorted(report.found, key=lambda label: -report.found[label])[:5]
         found = ", ".join(f"{report.found[label]} {label}" for label in most)

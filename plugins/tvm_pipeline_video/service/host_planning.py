@@ -26,8 +26,8 @@ from tvm_pipeline import Bundle, Decision, OperatorGraph, Plan, Platform, Proble
 from tvm_pipeline.addresses import HIDDEN
 from tvm_pipeline.core.plan import cost_key, describe
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import with_latencies
-from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlanError, ProfileError
+from tvm_pipeline.cost.under_load import FrameDeadline, in_time, with_latencies
+from tvm_pipeline.errors import BundleError, LimitMissedError, NoPlanError, OptionError, PlanError, ProfileError
 from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified, with_fewest_inside
@@ -60,12 +60,14 @@ class HostPlan:
         problem: what was planned for; its graph holds the model's operators and the host's.
         decision: the plan, its candidates, and what was measured of them; None where the plan was given.
         rate_fps: the frames a second that come; None where the source gives them as fast as they are taken.
+        deadline: that was asked for, whether the plan keeps it or not.
     """
 
     problem: Problem
     plan: Plan
     decision: Decision | None = None
     rate_fps: float | None = None
+    deadline: FrameDeadline | None = None
 
     @property
     def has_host(self) -> bool:
@@ -92,6 +94,7 @@ def plan_with_host(
     key: str = "",
     fresh: bool = False,
     meter: Meter | None = None,
+    deadline: FrameDeadline | None = None,
 ) -> HostPlan:
     """Return the plan of an application: as the bundle has it, as it was planned before, or measured and planned now.
 
@@ -105,6 +108,7 @@ def plan_with_host(
         fresh: measure and plan anew, also where that was done before.
         meter: samples a sensor of power, for candidates of least energy.
         listener: hears what is being done, and why.
+        deadline: of the frames; see `kept_in_time`.
 
     Raises:
         ProfileError: no device of the platform can run host work.
@@ -127,19 +131,31 @@ def plan_with_host(
             pass  # it is of another version: plan anew
         else:
             listener.say(f"planned for this bundle, source and decoder before; `fresh` measures again ({path})")
-            return HostPlan(problem, plan, before.decision)
+            alone = replace(before.decision, plan=plan, candidates=(plan,))
+            return HostPlan(problem, kept_in_time(problem, alone, deadline, listener).plan, before.decision)
     profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:
-        return HostPlan(problem, with_host(problem, given))
+        plan = with_host(problem, given)
+        return HostPlan(problem, kept_in_time(problem, Decision(plan, (plan,), ""), deadline, listener).plan)
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
     decision = verified(problem, decision, run, verify_s, meter)
     decision = with_fewest_inside(problem, decision, run, verify_s)
+    decision = kept_in_time(problem, decision, deadline, listener)
     listener.say(f"plan: {decision.why}")
     if key:
         _keep(path, _KeptPlan(profile, decision))
     return HostPlan(problem, decision.plan, decision)
+
+
+def kept_in_time(problem: Problem, decision: Decision, deadline: FrameDeadline | None, listener: Listener) -> Decision:
+    """Return the decision for the candidate that keeps a deadline; where none does, tell what would be kept."""
+    try:
+        return in_time(problem, decision, deadline) if deadline else decision
+    except LimitMissedError as error:
+        listener.warn(f"{error}; until then frames are late")
+        return decision
 
 
 def with_host(problem: Problem, plan: Plan) -> Plan:
@@ -178,10 +194,14 @@ def with_host(problem: Problem, plan: Plan) -> Plan:
     return best
 
 
-def application_key(bundle: Path, problem: Problem, rehearsal: Rehearsal, rate_fps: float | None) -> str:
-    """Return what names an application in the cache: its bundle, its source and decoder, and what is planned for."""
+def application_key(bundle: Path, problem: Problem, rehearsal: Rehearsal, *load: object) -> str:
+    """Return what names an application in the cache: its bundle, its source and decoder, and what is planned for.
+
+    Args:
+        load: the frames a second that come, and their deadline, where there is one.
+    """
     found = bundle.stat()
-    asked = problem.objective, problem.min_throughput_fps, problem.max_latency_s, rate_fps
+    asked = problem.objective, problem.min_throughput_fps, problem.max_latency_s, *load
     parts = (
         str(bundle.resolve()),
         found.st_mtime_ns,

@@ -16,6 +16,7 @@ import msgspec
 
 from tvm_pipeline import Plan, Platform
 from tvm_pipeline.core.frame_energy import FrameEnergy, energy_json
+from tvm_pipeline.cost.under_load import FrameDeadline
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Event, RunStatistics
 from tvm_pipeline.workflow.steps import plan_json
@@ -74,6 +75,8 @@ class ModelReport:
         energy: the joules of a frame, of all models of the run where a sensor measured them; None where nothing tells.
         chosen_by: what chose the plan that the run began with: `prediction` or `measurement`; empty if it was given.
         found: how often each label was found, of the first hundred labels, in `found_in` frames.
+        deadline: of the frames; None where none was asked for.
+        late_share: the share of the frames that took longer.
     """
 
     label: str
@@ -89,6 +92,8 @@ class ModelReport:
     chosen_by: str = ""
     found: Mapping[str, int] = field(default_factory=dict)
     found_in: int = 0
+    deadline: FrameDeadline | None = None
+    late_share: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -99,5 +104,6 @@ class ModelReport:
             "measured": statistics_json(self.statistics, self.energy),
             "events": [asdict(event) for event in self.events],
             "sources": {name: asdict(statistics) for name, statistics in self.sources.items()},
+            **({"deadline": asdict(self.deadline), "late_share": self.late_share} if self.deadline else {}),
             "found": {"frames": self.found_in, "labels": dict(self.found)},
         }

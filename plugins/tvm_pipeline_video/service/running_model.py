@@ -20,14 +20,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline import Bundle, PipelineError, Plan, Problem
+from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem
 from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import with_latencies
+from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import Event, LivePipeline
@@ -43,6 +43,7 @@ from tvm_pipeline_video.service.host_planning import (
     Described,
     HostPlan,
     application_key,
+    kept_in_time,
     plan_with_host,
     rehearsed_application,
 )
@@ -138,7 +139,8 @@ class RunningModel:
         hangs: whether the thread of the results does not end.
         metering: measures the joules of the frames of all models of the run; None without a sensor.
         ready: set when the pipeline of a run with `wait` has run a frame.
-        chosen_by, found, found_in: as in `ModelReport`.
+        chosen_by, found, found_in, deadline: as in `ModelReport`.
+        late: how many frames took longer than the deadline.
     """
 
     label: str
@@ -157,6 +159,8 @@ class RunningModel:
     chosen_by: str = ""
     found: Counter[str] = field(default_factory=Counter)
     found_in: int = 0
+    deadline: FrameDeadline | None = None
+    late: int = 0
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -175,6 +179,7 @@ class RunningModel:
 
     def _count(self, seen: Analysed[Frame]) -> None:
         self.found_in += bool(seen.annotations)
+        self.late += self.deadline is not None and seen.result.latency_s > self.deadline.seconds
         for annotation in seen.annotations:
             if annotation.label in self.found or len(self.found) < MOST_LABELS:
                 self.found[annotation.label] += 1
@@ -206,6 +211,8 @@ class RunningModel:
             chosen_by=self.chosen_by,
             found=dict(self.found),
             found_in=self.found_in,
+            deadline=self.deadline,
+            late_share=self.late / max(self.pipeline.frames, 1) if self.deadline else None,
         )
 
 
@@ -275,6 +282,7 @@ def opened_models(
         models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
+            models[-1].deadline = one.planned.deadline
             if isinstance(one.sources, ChangingInputs):
                 one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
             stack.enter_context(watched(models[-1], index, settings, listener))
@@ -342,7 +350,9 @@ def _planned(
         )
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
             listener.say(f"{shown(spec)}: {decoding}")
-        rate_fps = settings.rate or (rehearsal.fps if rehearsal.setting.live and not asked else None)
+        own_fps = rehearsal.fps if rehearsal.setting.live else None
+        rate_fps = settings.rate or (None if asked and not settings.deadline else own_fps)
+        deadline = frame_deadline(settings.deadline, settings.miss, rate_fps) if settings.deadline else None
         planned = plan_with_host(
             bundle,
             rehearsal,
@@ -350,17 +360,20 @@ def _planned(
             rate_fps,
             settings.verify,
             given=chosen if plan or (not asked and _was_given(bundle)) else None,
-            key=application_key(path, problem, rehearsal, rate_fps),
+            key=application_key(path, problem, rehearsal, rate_fps, *filter(None, [deadline])),
             fresh=settings.fresh,
             listener=listener,
             meter=meter,
+            deadline=deadline,
         )
-        return replace(planned, rate_fps=rate_fps)
+        return replace(planned, rate_fps=rate_fps, deadline=deadline)
     listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
     if asked:
         requested = replace(chosen, objective=problem.objective, status="feasible", bound=None)
         chosen = judged(problem, requested) if plan else quick_plan(problem)
-    return HostPlan(given, chosen, rate_fps=settings.rate)
+    deadline = frame_deadline(settings.deadline, settings.miss, settings.rate) if settings.deadline else None
+    chosen = kept_in_time(given, Decision(chosen, (chosen,), ""), deadline, listener).plan
+    return HostPlan(given, chosen, rate_fps=settings.rate, deadline=deadline)
 
 
 def _with_latencies(planned: HostPlan, bundle: Bundle) -> Plan:

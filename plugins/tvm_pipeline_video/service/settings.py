@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
 from tvm_pipeline.addresses import has_secret, shown
+from tvm_pipeline.cost.under_load import frame_deadline
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import check_distinct
 from tvm_pipeline.option_names import HELP, SAME_NAMES
@@ -157,6 +158,8 @@ class Settings:
     )
     min_throughput: float | None = setting(None, HELP["min_throughput"], panel="Planning")
     max_latency: float | None = setting(None, HELP["max_latency"], panel="Planning")
+    deadline: str | None = setting(None, HELP["deadline"], panel="Planning")
+    miss: float = setting(0.001, HELP["miss"], panel="Planning")
     plan: list[Path] = setting(
         [], "Run this plan instead of the bundle's own; one, or one for each model.", panel="Planning"
     )
@@ -235,6 +238,8 @@ class Settings:
             raise _refusal("limit", self.limit, "no source has so many frames; leave it out")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise _refusal("rate", f"{self.rate:g}", "it must be positive")
+        if self.deadline is not None:
+            frame_deadline(self.deadline, self.miss, self.rate or 1.0)  # that of a camera is not known yet
         if not 0 <= self.verify < float("inf"):
             raise _refusal("verify", f"{self.verify:g}", "it must be a number of seconds, or 0")
         if self.json and self.results == "-":
@@ -356,6 +361,7 @@ class Settings:
             ("output", self.output, "a video is of one source; write `results`"),
             ("limit", self.limit, "such a run ends when it is told to, by SIGTERM"),
             ("rate", self.rate, "sources come and go; give each a `policy` such as fps=10"),
+            ("deadline", self.deadline, "it is kept at the rate of sources that stay"),
         ):
             if value is not None:
                 raise OptionError(f"`{name}` with `wait`: {reason}", option=name)

@@ -102,6 +102,30 @@ def test_a_rate_makes_latency_the_objective(cli, bundle):
     assert outcome.json["predicted"]["throughput_fps"] >= 55
 
 
+@pytest.mark.thorough
+def test_a_deadline_is_kept_or_what_would_be_kept_is_told(cli, bundle):
+    outcome = cli("run", bundle, "--source", FILM, "--rate", 20, "--deadline", "2s", "--json")
+    assert "no candidate keeps" not in outcome.err
+    assert outcome.json["deadline"] == {"seconds": 2.0, "miss_share": 0.001, "rate_fps": 20.0}
+    assert outcome.json["late_share"] == 0
+    assert outcome.json["predicted"]["latency_p99_s"] >= outcome.json["predicted"]["latency_p50_s"] > 0
+    outcome = cli("run", bundle, "--source", FILM, "--rate", 20, "--deadline", "0.001ms")
+    assert "no candidate keeps --deadline 0.001 ms" in outcome.err
+    assert "100.0% took longer" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"deadline": "soon"}, "write it as 50ms"),
+        ({"deadline": "50ms", "miss": 0.0}, "`miss` 0"),
+    ],
+)
+def test_deadlines_that_cannot_be(wrong, words):
+    with pytest.raises(OptionError, match=words):
+        Settings(bundle=["net.tar"], source=[FILM], **wrong).check()
+
+
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])
 def test_a_rate_is_positive(rate):
     with pytest.raises(OptionError, match=f"`rate` {rate:g}: it must be positive"):
