@@ -55,8 +55,9 @@ class LiveStatistics:
     """The counts of a source's frames: read = delivered + waiting + all that were dropped.
 
     Attributes:
-        dropped: by reason. `every`, `latest`, `max-age` and `fps` are the policy's; `full`: with a max-age, the queue
-            was full; `closed`: the frame waited when the source was closed, or came after it was given up.
+        dropped: by reason. `every`, `latest`, `max-age` and `fps` are the policy's; `late`: the frame could not be
+            in time any more; `full`: with a max-age, the queue was full; `closed`: it waited when the source was
+            closed, or came after it was given up.
         fps, age_p50_s, age_p99_s: rate of the frames delivered lately, and their age then; None before two frames.
         reconnects: how often it was opened again, successfully or not.
         damaged: as in Source, over all connections.
@@ -96,6 +97,7 @@ class LiveSource:
     Attributes:
         name, fps: as in Source, of the first connection.
         opened: whether it is open now.
+        late_age_s: the age from which a frame of a source that films by itself is too old to be in time.
         failure: why it ended; None while it runs, and if it ended well.
 
     Raises:
@@ -124,6 +126,7 @@ class LiveSource:
         self.fps: float | None = None
         self.failure: Exception | None = None
         self._problem, self.opened = "", False
+        self.late_age_s: Callable[[], float] = lambda: math.inf
         self._policy, self._reconnect, self._stall_s = policy, reconnect, stall_s
         self._first_index = self.next_index = first_index
         self._paced, self._hear = paced, hear
@@ -322,10 +325,11 @@ class LiveSource:
         return ""
 
     def _drop_old(self) -> None:
-        if self._policy.max_age_s is not None:
-            while self._waiting and self._waiting[0].age_s > self._policy.max_age_s:
+        limits = {"max-age": self._policy.max_age_s, "late": self.late_age_s() if self._live else None}
+        for reason, most_s in limits.items():
+            while most_s is not None and self._waiting and self._waiting[0].age_s > most_s:
                 self._waiting.popleft()
-                self._dropped["max-age"] += 1
+                self._dropped[reason] += 1
 
     def _open(self) -> Source:
         hanging = sum(reader.is_alive() for reader in self._hanging)

@@ -25,7 +25,7 @@ from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
-from tvm_pipeline.cost.device_costs import known_idle_w
+from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
@@ -184,6 +184,15 @@ class RunningModel:
             if annotation.label in self.found or len(self.found) < MOST_LABELS:
                 self.found[annotation.label] += 1
 
+    def late_age_s(self) -> float:
+        """Return the age of a frame from which the stages behind reading it end after its deadline, as predicted."""
+        if self.deadline is None:
+            return math.inf
+        plan, first = self.pipeline.plan, self.problem.graph.operators[0]
+        reading = cost_of(self.problem, plan.stages[0].devices[0])
+        read_s = reading.alone_s(first) if first.is_host else 0.0
+        return self.deadline.seconds - ((plan.predicted.latency_s or 0.0) - read_s)
+
     def check(self, limit_s: float) -> None:
         """Give the results up where the decoder has been at a frame for longer than this."""
         if self.decoder and not self.hangs and self.decoder.busy_s > limit_s:
@@ -283,6 +292,9 @@ def opened_models(
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
             models[-1].deadline = one.planned.deadline
+            if settings.late == "drop" and isinstance(one.sources, ModelSources):
+                for source in one.sources.live:
+                    source.late_age_s = models[-1].late_age_s
             if isinstance(one.sources, ChangingInputs):
                 one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
             stack.enter_context(watched(models[-1], index, settings, listener))

@@ -160,6 +160,12 @@ class Settings:
     max_latency: float | None = setting(None, HELP["max_latency"], panel="Planning")
     deadline: str | None = setting(None, HELP["deadline"], panel="Planning")
     miss: float = setting(0.001, HELP["miss"], panel="Planning")
+    late: str = setting(
+        "keep",
+        "With `deadline`: drop lets a frame of a camera or stream go, before any work, that cannot be in time any more "
+        "by the predicted latency; keep runs it.",
+        panel="Planning",
+    )
     plan: list[Path] = setting(
         [], "Run this plan instead of the bundle's own; one, or one for each model.", panel="Planning"
     )
@@ -238,8 +244,12 @@ class Settings:
             raise _refusal("limit", self.limit, "no source has so many frames; leave it out")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise _refusal("rate", f"{self.rate:g}", "it must be positive")
+        if self.late not in ("drop", "keep"):
+            raise _refusal("late", self.late, "it is drop or keep")
         if self.deadline is not None:
             frame_deadline(self.deadline, self.miss, self.rate or 1.0)  # that of a camera is not known yet
+        elif self.late == "drop":
+            raise OptionError("`late` drop goes with `deadline`", option="late")
         if not 0 <= self.verify < float("inf"):
             raise _refusal("verify", f"{self.verify:g}", "it must be a number of seconds, or 0")
         if self.json and self.results == "-":

@@ -95,8 +95,11 @@ def test_latest_gives_a_slow_consumer_the_newest() -> None:
     assert set(explained(source)) <= {"latest", "closed"}
 
 
-def test_no_frame_is_given_out_that_is_older_than_max_age() -> None:
-    with live(film(400, 0.002), policy="max-age=0.05", reconnect=None) as source:
+@pytest.mark.parametrize("reason", ["max-age", "late"])
+def test_no_frame_is_given_out_that_is_too_old(reason: str) -> None:
+    with live(film(400, 0.002), policy="max-age=0.05" if reason == "max-age" else "block", reconnect=None) as source:
+        if reason == "late":
+            source.late_age_s = lambda: 0.05
         ages = []
         for frame in source:
             ages.append(frame.age_s)
@@ -106,7 +109,7 @@ def test_no_frame_is_given_out_that_is_older_than_max_age() -> None:
     assert counts.age_p99_s is not None
     assert counts.age_p99_s <= 0.05  # when it was handed over
     assert counts.read == 400
-    assert set(counts.dropped) <= {"max-age", "full"}
+    assert set(counts.dropped) <= {reason, "full"}
     assert 0 < counts.delivered < 400
     assert explained(source) == Counter(counts.dropped)
 

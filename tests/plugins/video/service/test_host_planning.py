@@ -119,6 +119,8 @@ def test_a_deadline_is_kept_or_what_would_be_kept_is_told(cli, bundle):
     [
         ({"deadline": "soon"}, "write it as 50ms"),
         ({"deadline": "50ms", "miss": 0.0}, "`miss` 0"),
+        ({"deadline": "50ms", "late": "never"}, "it is drop or keep"),
+        ({"late": "drop"}, "goes with `deadline`"),
     ],
 )
 def test_deadlines_that_cannot_be(wrong, words):
