@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.support.graphs import random_order
 from tests.support.onnx_models import write_picture_net
 from tests.support.onnx_unknown import write_determinants
+from tests.support.threads import ticks
 from tvm_pipeline import load
 from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.core.model import Model
@@ -184,6 +186,18 @@ def test_devices_are_cores() -> None:
     ):
         with pytest.raises(PlatformError, match=message):
             backend.settle(wrong)
+
+
+def test_its_threads_keep_to_the_cores_of_the_device(tmp_path: Path) -> None:
+    """A device that names its core twice has two threads there, as a machine of few cores can tell."""
+    core = max(os.sched_getaffinity(0))
+    device = Device("cpu", "onnxruntime", (core, core), "cpu")
+    with closing(backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [device])) as compiled:
+        before = ticks()
+        with closing(compiled.stage([operator.name for operator in compiled.graph.operators], device)):
+            made = [cores for thread, (_, cores) in ticks().items() if thread not in before]
+    assert made
+    assert all(cores == {core} for cores in made)
 
 
 def test_a_frame_that_it_cannot_compute() -> None:

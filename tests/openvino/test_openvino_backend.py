@@ -28,6 +28,7 @@ from onnx import TensorProto, helper
 
 from tests.support.graphs import random_order
 from tests.support.onnx_models import onnx_bytes, write_picture_net
+from tests.support.threads import cores_of_work, ticks
 from tvm_pipeline import load
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.backends.ports import frame_of_noise
@@ -154,15 +155,6 @@ def test_values_and_times_of_operators() -> None:
 # ------------------------------------------------------------------------------------------------------- threads
 
 
-def ticks(process: int | str = "self") -> dict[int, tuple[int, set[int]]]:
-    """Return, by thread, the ticks of processor time that it has had, and the cores that it may use."""
-    found = {}
-    for task in Path(f"/proc/{process}/task").iterdir():
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        found[int(task.name)] = int(fields[11]) + int(fields[12]), os.sched_getaffinity(int(task.name))
-    return found
-
-
 def frames(stage: StageRunner, seen: list[dict[int, tuple[int, set[int]]]]) -> None:
     """Run frames, from a bound thread, until it has had a fifth of a second of its core; note what threads had."""
     inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
@@ -185,11 +177,9 @@ def test_a_stage_computes_on_the_core_of_its_device_alone(core: int, tmp_path: P
         worker = threading.Thread(target=frames, args=(stage, seen))
         worker.start()
         worker.join()
-    before, after = seen
-    spent = {thread: now - before.get(thread, (0, set()))[0] for thread, (now, _) in after.items()}
-    computing = [thread for thread, share in spent.items() if share > 3]
+    computing = cores_of_work(*seen)
     assert computing
-    assert all(after[thread][1] == {core} for thread in computing)
+    assert all(cores == {core} for cores in computing.values())
 
 
 def test_all_cores_are_in_this_process_and_others_in_one_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ needs("openvino")
 
 from tests.support.fake_backend import make_plan
 from tests.support.onnx_models import write_picture_net
+from tests.support.threads import cores_of_work, ticks
 from tvm_pipeline import Pipeline
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.engine_agreement import disagreement
@@ -117,6 +120,25 @@ def test_stages_of_several_engines_give_the_results_of_one(tmp_path: Path) -> No
                 results.append(result.outputs["scores"])
         for other in results[1:]:
             np.testing.assert_allclose(other, results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("desk")
+@pytest.mark.skipif(len(CORES) < 2, reason="on one core a plan has one engine")
+def test_each_engine_computes_on_the_core_of_its_stage_alone(tmp_path: Path) -> None:
+    made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="openvino,onnxruntime")
+    with closing(made.compiled):
+        graph = made.compiled.graph
+        operators = [operator.name for operator in graph.operators]
+        plan = make_plan(graph, (["onnxruntime-cpu0"], operators[:4]), (["openvino-cpu1"], operators[4:]))
+        with Pipeline(made.compiled, plan, made.platform) as pipeline:
+            before, until_s = ticks(), sum(os.times()[:2]) + 0.4
+            results = pipeline.map(repeat(frame_of_noise(graph)))
+            while sum(os.times()[:2]) < until_s:
+                next(results)
+            working = cores_of_work(before, ticks())
+    working.pop(threading.get_native_id(), None)  # hands out frames
+    assert working
+    assert all(cores in ({CORES[0]}, {CORES[1]}) for cores in working.values())
 
 
 @pytest.mark.usefixtures("desk")
