@@ -13,6 +13,8 @@ compiler.py     calls Google's edgetpu_compiler
 delegate.py     finds Edge TPUs and loads libedgetpu
 interpreter.py  runs a file
 byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs
+byoc_relax.py   the same of Relax
+invoking.py     what the code of both calls
 patterns.py     the Relay patterns of the operators in such regions
 
 An import of this package without TFLite raises an ImportError that says what to install.

@@ -27,8 +27,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,8 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, readers_of
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_edgetpu.compiler import compile_parts
-from tvm_pipeline_edgetpu.interpreter import CPU, make_interpreter
+from tvm_pipeline_edgetpu.interpreter import CPU
+from tvm_pipeline_edgetpu.invoking import invoke
 from tvm_pipeline_edgetpu.model import TfliteModel, file_ends
 from tvm_pipeline_edgetpu.patterns import COMPILER, fits, pattern_table
 from tvm_pipeline_edgetpu.slicer import slice_operators
@@ -275,7 +275,7 @@ def _shape_and_dtype(type_: relay.TensorType) -> tuple[tuple[int, ...], str]:
 
 
 def _compile(function: relay.Function) -> tvm.runtime.Module:
-    """Compile a region to a kernel that contains its .tflite and calls `_invoke` with it; TVM calls this function.
+    """Compile a region to a kernel that contains its .tflite and calls `invoke` with it; TVM calls this function.
 
     Raises:
         ModelError: the module was not partitioned by `partition_for_edgetpu`, or edgetpu_compiler refuses the region.
@@ -310,14 +310,14 @@ def _kernel(
     reads: Sequence[int],
     writes: Sequence[int | None],
 ) -> tir.PrimFunc:
-    """Return a kernel that calls `_invoke` with the file as a constant, and with the arguments in the file's order."""
+    """Return a kernel that calls `invoke` with the file as a constant, and with the arguments in the file's order."""
     buffers = [tir.decl_buffer(type_.shape, type_.dtype, f"t{number}") for number, type_ in enumerate(types)]
     parameters = [tir.Var(f"p{number}", "handle") for number in range(len(types))]
     file = tir.decl_buffer((len(content),), "uint8", "tflite")
     null = tir.reinterpret("handle", tir.const(0, "uint64"))
     arrays = [null if index is None else _array(buffers[index]) for index in (*reads, *writes)]
     digest = hashlib.sha256(content).hexdigest()
-    call = tir.call_packed(_INVOKE, digest, device, len(reads), _array(file), *arrays)
+    call = tir.call_packed(_INVOKE, digest, device, _array(file), *arrays)
     constant = tvm.nd.array(np.frombuffer(content, np.uint8))
     body = tir.AllocateConst(file.data, "uint8", file.shape, constant, tir.Evaluate(call))
     function = tir.PrimFunc(parameters, body, buffer_map=dict(zip(parameters, buffers, strict=True)))
@@ -329,43 +329,6 @@ def _array(buffer: tir.Buffer) -> tir.PrimExpr:
     shape = tir.call_intrin("handle", "tir.tvm_stack_make_shape", *buffer.shape)
     strides, rank, of_type = tir.const(0, "uint64"), len(buffer.shape), tir.const(0, buffer.dtype)
     return tir.call_intrin("handle", "tir.tvm_stack_make_array", buffer.data, shape, strides, rank, of_type, 0)
-
-
-class _Loaded(NamedTuple):
-    """A region's interpreter, which one thread at a time may use, and the indices of its inputs and outputs."""
-
-    interpreter: Any
-    lock: Lock
-    reads: list[int]
-    writes: list[int]
-
-
-# The key is digest and device. A region stays loaded, with its parameters in the Edge TPU's cache, until the process
-# ends.
-_loaded: dict[tuple[str, str], _Loaded] = {}
-_loading = Lock()
-
-
-def _invoke(digest: str, device: str, count: int, content: Any, *tensors: Any) -> None:
-    """Run a region on `count` inputs and then its outputs; an output is None where no kernel reads it."""
-    with _loading:
-        if (digest, device) not in _loaded:
-            _loaded[digest, device] = _load(content.numpy().tobytes(), device)
-    interpreter, lock, reads, writes = _loaded[digest, device]
-    with lock:
-        # A view of the interpreter's memory must be gone before it is invoked, so none is kept.
-        for index, tensor in zip(reads, tensors[:count], strict=True):
-            np.copyto(interpreter.tensor(index)(), tensor.numpy())
-        interpreter.invoke()
-        for index, tensor in zip(writes, tensors[count:], strict=True):
-            if tensor is not None:
-                tensor.copyfrom(interpreter.tensor(index)())
-
-
-def _load(content: bytes, device: str) -> _Loaded:
-    interpreter = make_interpreter(content, device)
-    reads, writes = interpreter.get_input_details(), interpreter.get_output_details()
-    return _Loaded(interpreter, Lock(), [detail["index"] for detail in reads], [detail["index"] for detail in writes])
 
 
 def load_executor(path: Path | str) -> graph_executor.GraphModule:
@@ -385,4 +348,4 @@ def load_executor(path: Path | str) -> graph_executor.GraphModule:
 
 tvm.register_func(f"relay.ext.{COMPILER}", _compile, override=True)
 tvm.register_func(f"relay.ext.{COMPILER}.constant_updater", _no_constants, override=True)
-tvm.register_func(_INVOKE, _invoke, override=True)
+tvm.register_func(_INVOKE, invoke, override=True)
