@@ -13,13 +13,15 @@ from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import read_profile
+from tvm_pipeline.profiling import settling
 from tvm_pipeline.testing import example_graph, example_problem
 
 MODES = PowerMode("MAXN", 0), PowerMode("5W", 1)
 
 
-def test_each_mode_is_set_and_put_back(cli, model, tmp_path):
+def test_each_mode_is_set_and_put_back(cli, model, tmp_path, monkeypatch):
     """The package keeps what it set; without a package no mode is known, and none can be set."""
+    monkeypatch.setattr(settling, "LONGEST_S", 0.3)
     machine, file = TwoModes(), tmp_path / "box.toml"
     cores = tuple(sorted(os.sched_getaffinity(0))[:1])
     file.write_text(platform_toml(Platform("box", (Device("cpu", cores=cores),), power_modes=tuple(machine.modes()))))
