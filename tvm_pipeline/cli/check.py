@@ -193,15 +193,13 @@ def _versions(machine: Platform) -> Told:
     for requirement in map(Requirement, requires(OWN_PACKAGE) or ()):
         extras.setdefault(str(requirement.marker).rpartition("extra == ")[2], []).append(requirement)
     wrong = []
-    for requirements in extras.values():
+    for needs in extras.values():
         with suppress(PackageNotFoundError):
-            installed = [(requirement, version(requirement.name)) for requirement in requirements]
-            wrong += [both for both in installed if not both[0].specifier.contains(both[1], prereleases=True)]
+            for need, here in [(need, version(need.name)) for need in needs]:
+                if not need.specifier.contains(here, prereleases=True):
+                    wrong.append(f"{need.name} {here} is installed; run `pip install '{need.name}{need.specifier}'`")
     if wrong:
-        mend = (
-            f"{need.name} {here} is installed; run `pip install '{need.name}{need.specifier}'`" for need, here in wrong
-        )
-        raise PlatformError("; ".join(mend))
+        raise PlatformError("; ".join(wrong))
     named = ", ".join(f"{name} {found}" for name, found in versions_of(machine).items())
     return named or "the packages of each extra have its versions", {}
 
