@@ -142,6 +142,36 @@ def test_each_engine_computes_on_the_core_of_its_stage_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("desk")
+def test_tflite_runs_files_of_its_format_alone(tmp_path: Path) -> None:
+    needs("ai_edge_litert")
+    from ai_edge_litert.interpreter import Interpreter
+
+    from tests.edgetpu.test_edge_tpu_command import picture_network
+
+    path = tmp_path / "net.tflite"
+    path.write_bytes(picture_network())
+    with pytest.raises(OptionError, match=r"`engines` openvino: it takes no tflite models; these may: tvm, tflite"):
+        compile_source(path, engines="tvm,openvino")
+    with pytest.raises(OptionError, match=r"`engines` tflite: it takes no onnx models; these may: tvm, onnx.*, openv"):
+        compile_source(write_picture_net(tmp_path / "net.onnx"), engines="tflite")
+    made = compile_source(path, engines="tflite")
+    with closing(made.compiled):
+        graph = made.compiled.graph
+        assert names(made.platform) == [f"tflite-{device.name}" for device in HOST]
+        operators, frame = [operator.name for operator in graph.operators], frame_of_noise(graph)
+        plan = make_plan(graph, ([made.platform.devices[0].name], operators))
+        with Pipeline(made.compiled, plan, made.platform) as pipeline:
+            [result] = pipeline.map([frame])
+    interpreter = Interpreter(model_content=path.read_bytes(), num_threads=1)
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], frame[detail["name"]])
+    interpreter.invoke()
+    for detail in interpreter.get_output_details():
+        np.testing.assert_array_equal(result.outputs[detail["name"]], interpreter.get_tensor(detail["index"]))
+
+
+@pytest.mark.usefixtures("desk")
 def test_tvm_alone(tmp_path: Path) -> None:
     needs("tvm")
     made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="tvm")

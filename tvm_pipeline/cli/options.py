@@ -35,8 +35,8 @@ EnginesOption = Annotated[
     str,
     typer.Option(
         "--engines",
-        help="The engines that compete for each stage, with commas: tvm, and those that are installed: onnxruntime, "
-        "openvino. Without it, TVM runs what it takes.",
+        help="The engines that compete for each stage, with commas: tvm, and those that are installed: onnxruntime and "
+        "openvino for .onnx, tflite for .tflite. Without it, TVM runs what it takes.",
     ),
 ]
 RemoteOption = Annotated[

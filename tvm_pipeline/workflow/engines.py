@@ -17,7 +17,7 @@ from tvm_pipeline.errors import OptionError, PlatformError, nearest
 TVM = "tvm"  # compiles for every backend that is no engine
 
 
-def with_engines(platform: Platform, engines: str) -> Platform:
+def with_engines(platform: Platform, engines: str, model_format: str = "") -> Platform:
     """Return a platform with the devices of some engines alone.
 
     An engine that has no device there gets those that it offers: on the cores of the host's devices, and others that it
@@ -25,9 +25,10 @@ def with_engines(platform: Platform, engines: str) -> Platform:
 
     Args:
         engines: names, separated by commas: `tvm,openvino,onnxruntime`; empty leaves the platform as it is.
+        model_format: of the file that they are to run; empty for any.
 
     Raises:
-        OptionError: a word names no engine.
+        OptionError: a word names no engine, or one of another format.
         PlatformError: an engine is not installed, or nothing is left.
     """
     if not engines:
@@ -38,6 +39,11 @@ def with_engines(platform: Platform, engines: str) -> Platform:
         if word not in (TVM, *engines_here):
             advice = nearest(word, [TVM, *engines_here])
             raise OptionError(f"`engines` {word}: there is no such engine; {advice}", option="engines", value=word)
+        if model_format and word != TVM and model_format not in engines_here[word].cuts:
+            able = ", ".join([TVM, *(name for name, each in engines_here.items() if model_format in each.cuts)])
+            raise OptionError(
+                f"`engines` {word}: it takes no {model_format} models; these may: {able}", option="engines", value=word
+            )
     owner = {backend.name: name for name, backend in engines_here.items()}
     kept = [device for device in platform.devices if owner.get(device.backend, TVM) in words]
     cores = [device for device in platform.devices if device.backend == "host"]

@@ -172,7 +172,7 @@ def compile_source(
         _log.warning(f"{model.name}: {note}")
     with _naming(name, model):
         given = machine.platform(read_platform(platform) if platform else None, model)
-        given = with_engines(given, engines).with_devices(devices)
+        given = with_engines(given, engines, model.format).with_devices(devices)
         elsewhere = bool(machine.name)
         asked = bool(platform or devices or engines)
         wish = Wish(order, tuned, memory_rewrite, asked, elsewhere, machine.processor, machine.compared)
