@@ -138,6 +138,12 @@ def opened_sources(
         )
 
 
+def taken_fps(first_fps: float, specs: Sequence[str], policies: Sequence[str | None]) -> float:
+    """Return the frames a second that cameras give together by their policies, if each films as fast as the first."""
+    kept = [source_policy(spec, text) for spec, text in zip(specs, policies, strict=True) if is_live(spec)]
+    return sum(min(first_fps, policy.fps or first_fps) / policy.every for policy in kept)
+
+
 def source_policy(spec: str, text: str | None) -> Policy:
     """Return the policy of a source that is read ahead, as it is given or is usual."""
     return parse_policy(text or ("latest" if is_live(spec) else "block"))

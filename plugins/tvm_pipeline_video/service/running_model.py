@@ -47,7 +47,7 @@ from tvm_pipeline_video.service.host_planning import (
     plan_with_host,
     rehearsed_application,
 )
-from tvm_pipeline_video.service.inputs import ModelSources, opened_sources
+from tvm_pipeline_video.service.inputs import ModelSources, opened_sources, taken_fps
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model, settings_beside
 from tvm_pipeline_video.service.progress import FrameCounts
@@ -273,7 +273,8 @@ def opened_models(
                 stack.callback(sources.close)
                 opened.append(_Opened(label, bundle, found, planned, sources))
                 continue
-            planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener, meter)
+            inputs = specs, policies[own]
+            planned = _planned(settings, path, bundle, plans[index], inputs, found, listener, meter)
             planned = replace(planned, plan=_with_latencies(planned, bundle))
             sources = stack.enter_context(
                 opened_sources(
@@ -337,7 +338,7 @@ def _planned(
     path: Path,
     bundle: Bundle,
     plan: Path | None,
-    spec: str,
+    sources: tuple[Sequence[str], Sequence[str | None]],
     found: Interpretation,
     listener: Listener,
     meter: Meter | None,
@@ -345,8 +346,13 @@ def _planned(
     """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
 
     The plan is that of a file, or that of a bundle which was compiled with a given plan; else the best one for
-    the objective and the limits that the settings request, or for the bundle's own objective. `path` is the bundle's.
+    the objective and the limits that the settings request, or for the bundle's own objective.
+
+    Args:
+        path: the bundle's.
+        sources: the model's, and their policies; host work is measured on the first.
     """
+    spec = sources[0][0]
     given, chosen = chosen_plan(bundle, plan)
     problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
     asked = bool(settings.objective or settings.min_throughput or settings.max_latency)
@@ -362,7 +368,7 @@ def _planned(
         )
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
             listener.say(f"{shown(spec)}: {decoding}")
-        own_fps = rehearsal.fps if rehearsal.setting.live else None
+        own_fps = taken_fps(rehearsal.fps, *sources) if rehearsal.setting.live and rehearsal.fps else None
         rate_fps = settings.rate or (None if asked and not settings.deadline else own_fps)
         deadline = frame_deadline(settings.deadline, settings.miss, rate_fps) if settings.deadline else None
         planned = plan_with_host(

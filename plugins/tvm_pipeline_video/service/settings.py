@@ -97,8 +97,8 @@ class Settings:
     )
     rate: float | None = setting(
         None,
-        "Frames a second that the source gives: plan for the least latency that keeps up with them and 10 % more. A "
-        "file is then read at this rate. Without it, the rate of a camera or stream, if it says one.",
+        "Frames a second that come: plan for the least latency that keeps up with them and 10 % more. A file is then "
+        "read at this rate. Without it, what all cameras give by their policies, each as fast as the first.",
         panel="Input",
     )
     limit: int | None = setting(None, "Stop each model after this number of frames.", panel="Input")

@@ -10,6 +10,7 @@ from tvm_pipeline import Plan
 from tvm_pipeline.backends.bundle import open_bundle
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline_video.service.inputs import taken_fps
 from tvm_pipeline_video.service.settings import Settings
 
 FILM = "synthetic:64x48@30:12"
@@ -126,6 +127,10 @@ def test_a_deadline_is_kept_or_what_would_be_kept_is_told(cli, bundle):
 def test_deadlines_that_cannot_be(wrong, words):
     with pytest.raises(OptionError, match=words):
         Settings(bundle=["net.tar"], source=[FILM], **wrong).check()
+
+
+def test_cameras_come_together_by_their_policies():
+    assert taken_fps(30.0, ["camera:0", "camera:1", "camera:2", FILM], [None, "every=3", "fps=5", None]) == 30 + 10 + 5
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])
