@@ -23,7 +23,6 @@ from tvm_pipeline.cli import check
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.power import Found
 from tvm_pipeline.profiling.throttling import ThrottleWatch
-from tvm_pipeline_boards.mode_switch import BoardModes
 
 __all__ = ["_cuda_is_software", "_faults_end", "software_cuda", "software_cuda_folder"]
 
@@ -255,6 +254,9 @@ def test_a_throttled_board_is_named(checked, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("no_devices")
 def test_clocks_that_follow_the_load_are_named(checked, tmp_path, monkeypatch):
+    needs("tvm_pipeline_boards")
+    from tvm_pipeline_boards.mode_switch import BoardModes
+
     root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
     monkeypatch.setattr(check, "power_modes", lambda: BoardModes(root))
     assert checked()[1]["machine", "clocks"]["state"] == "not tried"

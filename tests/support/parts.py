@@ -75,6 +75,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "flatbuffers": (_module("flatbuffers"), "pip install '.[edgetpu]'"),
     "ai_edge_litert": (_module("ai_edge_litert"), "pip install '.[edgetpu]'"),
     "av": (_module("av"), "pip install '.[video]'"),
+    "tvm_pipeline_boards": (_module("tvm_pipeline_boards"), "pip install ."),
     "tvm_pipeline_video": (_module("tvm_pipeline_video"), "pip install '.[video]'"),
     "PIL": (_module("PIL"), "pip install '.[video]'"),
     "matplotlib": (_module("matplotlib"), "pip install '.[plot]'"),
