@@ -80,10 +80,10 @@ def test_a_measured_stage_overrides_its_operators():
     names = tuple(operator.name for operator in model.graph.operators)
     stages = measured_plan(model, problem)[0].stages
     plain = evaluate(problem, stages).predicted
-    told = SegmentProfile("d0", tuple(reversed(stages[0].operators)), 1.0)
+    told = SegmentProfile("d0", tuple(reversed(stages[0].operators)), 1000.0)
     slowed = evaluate(replace(problem, profile=replace(problem.profile, segments=(told,))), stages).predicted
-    assert slowed.throughput_fps == pytest.approx(1.0)
+    assert slowed.throughput_fps == pytest.approx(1e-3)
     assert plain.throughput_fps is not None
-    assert plain.throughput_fps > 100
+    assert plain.throughput_fps > 1.0
     other = SegmentProfile("d0", names[:1], 1.0)
     assert evaluate(replace(problem, profile=replace(problem.profile, segments=(other,))), stages).predicted == plain
