@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
@@ -127,14 +126,14 @@ def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
     if problem.max_latency_s is not None:
         yield f"`max_latency_s` {problem.max_latency_s:g}", lambda p: replace(p, max_latency_s=None)
     for device in problem.platform.devices:
-        for key in ("memory_bytes", "most_stages"):
-            if (limit := getattr(device, key)) is not None:
-                yield f"{key} {limit} of device {device.name}", partial(_unlimited, name=device.name, key=key)
+        if device.memory_bytes is not None:
+            name = device.name
+            yield f"memory_bytes {device.memory_bytes} of device {name}", lambda p, name=name: _unlimited(p, name)  # type: ignore[misc]
 
 
-def _unlimited(problem: Problem, name: str, key: str) -> Problem:
-    """Return the problem without a limit of a device."""
-    devices = tuple(replace(d, **{key: None}) if d.name == name else d for d in problem.platform.devices)  # type: ignore[arg-type]
+def _unlimited(problem: Problem, name: str) -> Problem:
+    """Return the problem without the limit on the memory of a device."""
+    devices = tuple(replace(d, memory_bytes=None) if d.name == name else d for d in problem.platform.devices)
     return replace(problem, platform=replace(problem.platform, devices=devices))
 
 
