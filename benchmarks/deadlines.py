@@ -3,7 +3,7 @@
     python benchmarks/deadlines.py
 
 For each network: compile, profile, plan and verify as `tvm-pipeline compile` does. Frames then come to the chosen plan
-at 50, 80 and 95 % of its measured rate, by the clock, in turns. A frame's latency counts from when it was due. From the
+at 50, 80 and 95 % of its measured rate, interleaved. A frame's latency counts from when the frame was due. From the
 same runs, two deadlines of each are decided: one below and one above the predicted latency that 99 % of the frames
 keep. The planner decided rightly if the measured share of late frames is on the side of `--miss 0.01` that it told.
 """

@@ -1,4 +1,4 @@
-"""Engines that compete for each stage, beside TVM alone, OpenVINO and onnxruntime: the same file and cores, in turns.
+"""Engines that compete for each stage, interleaved with TVM alone, OpenVINO and onnxruntime: one file, the same cores.
 
     python benchmarks/engines.py                               # the networks of peers.py, all cores
     python benchmarks/engines.py --cores 1                     # one core
@@ -6,8 +6,8 @@
     python benchmarks/engines.py --short                       # one small network, for CI
 
 Ours is the plan that `compile --engines tvm,openvino,onnxruntime` chooses and verifies, TVM alone that of
-`--engines tvm`. OpenVINO and onnxruntime have processes of their own, and the setting in which they are best, as in
-peers.py, which says what a ratio is. Both are those of this environment. The exit status is 1 where outputs differ by
+`--engines tvm`. OpenVINO and onnxruntime run in separate processes, each in its best setting, as in peers.py,
+which says what a ratio is. Both are those of this environment. The exit status is 1 where outputs differ by
 more than 1e-3 of the largest value.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def race(name: str, options: argparse.Namespace) -> Race:
-    """Choose both plans, then run them and the peers in turns."""
+    """Choose both plans, then run them interleaved with the peers."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
         model, (_, host) = load_lively(name), host_platform()
         file = network_file(model, Path(temporary))

@@ -85,7 +85,7 @@ def spread(problem: Problem, plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FrameDeadline:
-    """What is asked of the latency of frames that come at a rate: at most so many seconds, for all but a share.
+    """A bound on the latency of frames that arrive at a rate: all frames but a share take at most so many seconds.
 
     Raises:
         OptionError: a figure is out of its range.
