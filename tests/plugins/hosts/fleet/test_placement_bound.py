@@ -53,6 +53,7 @@ def test_whole_cameras_do_not_fit_a_slow_host():
     assert relaxed_whole(share).bound == pytest.approx(1.0)
 
 
+@pytest.mark.thorough  # minutes where loops are plain Python, as in `make test`
 def test_without_time_a_large_fleet_is_near_its_bound():
     """Steps are counted here, not seconds: all that happens is in the first annealing."""
     fleet = unlike_fleet(cameras=200, hosts=30, level=0.4, seed=1, spare=0)
