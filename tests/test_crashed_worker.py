@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 CRASHES = "import os\n\ndef test_before(): pass\n\ndef test_ends_its_process(): os.kill(os.getpid(), {number})\n"
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_crash_ends_the_run_and_names_the_test(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "test_crash.py").write_text(CRASHES.format(number=int(number)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from tests.support.examples import examples
+from tests.support.examples import examples, seeds
 from tests.support.graphs import randoms
 from tests.support.memory import least_peak, random_memory_graph, simulated_peak
 from tvm_pipeline.memory import Buffer, MemoryGraph, minimum_peak
@@ -52,7 +52,7 @@ def test_free_orders_stand_between_their_bound_and_their_peak(rng: random.Random
 
 
 def test_without_time_the_answer_is_an_order_and_a_bound() -> None:
-    for seed in range(20):
+    for seed in seeds(20):
         graph = random_memory_graph(random.Random(seed), 24)
         found, best = minimum_peak(graph, time_limit_s=0.0), minimum_peak(graph)
         assert found.bound_bytes <= best.peak_bytes <= found.peak_bytes == simulated_peak(graph, found.order)

@@ -80,7 +80,7 @@ def holds_a_shared_cache(demands: list[Demand]) -> bool:
     rng=st.randoms(use_true_random=False),
     traits=st.sampled_from([Traits(), Traits(modelled=True, buses=True, copies=True)]),
 )
-@examples(80)
+@examples(48)
 def test_the_busiest_device_is_as_idle_as_can_be(rng: random.Random, traits: Traits) -> None:
     demands = two_demands(rng, traits)
     best = least_utilisation(demands)

@@ -57,6 +57,7 @@ def test_they_are_legal_and_no_better_than_the_best(chance: random.Random, stage
     assert all(fps <= best * (1 + 1e-9) for fps in plans_of(problem, stages))
 
 
+@pytest.mark.thorough
 def test_they_are_near_the_bound_where_cuts_are_too_many_to_list() -> None:
     """The best cut along the graph's own order is a third slower."""
     graph = nasnet(fused=True)

@@ -13,6 +13,7 @@ import pytest
 from tests.planning import test_cp_sat, test_dynamic_programming, test_revisits, test_with_activations
 from tests.planning.test_ordered import check_best
 from tests.support.brute_force import every_chain, figure, least
+from tests.support.examples import seeds
 from tests.support.graphs import Traits, random_problem
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import NoPlanError
@@ -32,9 +33,9 @@ def problem_of(seed: int, traits: Traits = CAPABLE, operators: tuple[int, int] =
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize(("scheduler", "seeds"), [(chain, 60), (ideals, 30), (hybrid, 20)])
-def test_searches_prove_the_least_energy(scheduler: test_dynamic_programming.Scheduler, seeds: int) -> None:
-    for seed in range(seeds):
+@pytest.mark.parametrize(("scheduler", "count"), [(chain, 60), (ideals, 30), (hybrid, 20)])
+def test_searches_prove_the_least_energy(scheduler: test_dynamic_programming.Scheduler, count: int) -> None:
+    for seed in seeds(count):
         test_dynamic_programming.check(problem_of(seed), scheduler, proves=scheduler is not hybrid)
 
 
@@ -46,19 +47,19 @@ def test_cp_sat_proves_the_least_energy_with_devices_that_come_again() -> None:
 
 
 def test_two_stages() -> None:
-    for seed in range(60):
+    for seed in seeds(60):
         problem = problem_of(seed)
         best = least(problem, every_chain(problem, 2, again=False))
         assert figure(problem, two_stage(problem).predicted) == pytest.approx(best, rel=1e-9)
 
 
 def test_devices_that_come_again_in_three_stages() -> None:
-    for seed in range(30):
+    for seed in seeds(30):
         test_revisits.check(problem_of(seed), together=False)
 
 
 def test_stages_that_must_fit_with_their_activations() -> None:
-    for seed in range(60):
+    for seed in seeds(60):
         problem = problem_of(seed)
         rng = random.Random(seed)
         size = sum(operator.param_bytes + operator.output_bytes for operator in problem.graph.operators)
@@ -74,7 +75,7 @@ def test_stages_that_must_fit_with_their_activations() -> None:
 
 
 def test_the_bound_of_best_holds_for_replicas_that_serve_other_stages() -> None:
-    for seed in range(16):
+    for seed in seeds(16):
         problem = problem_of(seed, replace(CAPABLE, ordered=True), (3, 3))
         if any(operator.ordered for operator in problem.graph.operators):
             check_best(problem)

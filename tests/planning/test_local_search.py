@@ -159,6 +159,7 @@ def test_without_time_the_start_or_the_hint_is_the_plan() -> None:
     assert local_search(problem, hint).stages == hint
 
 
+@pytest.mark.thorough
 def test_unequal_devices_and_links_are_used_as_they_are() -> None:
     """Of five devices the two that are fast stand where the link between them is."""
     devices = tuple(

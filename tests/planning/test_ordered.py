@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.planning.test_dynamic_programming import check, of_chain
 from tests.support.brute_force import every_plan, every_sharing, figure, least
-from tests.support.examples import examples
+from tests.support.examples import examples, seeds
 from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import Plan
@@ -58,7 +58,7 @@ def test_hybrids_without_links_are_proven(problem: Problem) -> None:
 
 @pytest.mark.parametrize("idea", ["bound", "windows", "beaten", "alive", "equal_devices"])
 def test_pruning_loses_no_plan_of_replicas(idea: str) -> None:
-    for seed in range(25):
+    for seed in seeds(25):
         rng = random.Random(seed)
         traits = Traits(overlapping=False, ordered=True, busy=False)
         problem = random_problem(rng, operators=(2, 5), devices=(2, 3), traits=traits, choose_stages=False)

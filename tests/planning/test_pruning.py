@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 
 from tests.support.brute_force import every_chain, every_plan
+from tests.support.examples import seeds
 from tests.support.graphs import LEXICOGRAPHIC, Traits, lexicographic_problem, random_problem
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
@@ -105,7 +106,7 @@ def test_a_pace_bounds_the_stages_of_a_sum() -> None:
 def test_objectives_of_bytes(chosen: tuple[bool, ...]) -> None:
     """All combinations of the ideas of the search for bytes, against every plan there is."""
     pruning = lexicographic.ChainPruning(*chosen)
-    for seed, objective in product(range(12), LEXICOGRAPHIC):
+    for seed, objective in product(seeds(12), LEXICOGRAPHIC):
         problem = lexicographic_problem(random.Random(seed), objective)
         cuts = ideals(problem.graph)
         assert cuts is not None

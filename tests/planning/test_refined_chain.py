@@ -160,7 +160,9 @@ def test_it_is_on_the_best_pipeline_where_cuts_hold_one_another(rng: random.Rand
     assert refined.period_s >= 0.9 / best
 
 
-@pytest.mark.parametrize("graph", [nasnet(1, fused=True), randwire(random.Random(0), 8, stages=2)])
+@pytest.mark.parametrize(
+    "graph", [pytest.param(nasnet(1, fused=True), marks=pytest.mark.thorough), randwire(random.Random(0), 8, stages=2)]
+)
 def test_its_cuts_are_a_plan_that_the_judge_takes(graph: OperatorGraph) -> None:
     problem = on_corals(graph, 3)
     refined = RefinedChain.of(problem, simplest(problem))

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: all in the thorough profile, and one in eight in the quick one."""
+"""How many examples Hypothesis draws: all in the thorough profile, and one in 16 in the quick one."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def examples(count: int, **options: Any) -> settings:
 
 
 def _quick_or(count: int) -> int:
-    return min(count, max(LEAST, count // 8)) if settings.get_current_profile_name() == "quick" else count
+    return min(count, max(LEAST, count // 16)) if settings.get_current_profile_name() == "quick" else count
