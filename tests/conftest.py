@@ -22,7 +22,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from tests.support.examples import THOROUGH
+from tests.support.examples import LEAST, THOROUGH
 from tests.support.log_lines import stop_collecting
 from tests.support.parts import needs
 
@@ -65,7 +65,7 @@ HAS_RELAX = _has_relax()
 # Every run of the tests draws the same examples: a failure on one machine is a failure on all. `make test` loads the
 # quick profile.
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=THOROUGH, print_blob=False)
-settings.register_profile("quick", settings.get_profile("thorough"), max_examples=THOROUGH // 8)
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=LEAST)
 settings.load_profile("thorough")
 
 

@@ -123,13 +123,6 @@ def test_it_passes_on_a_cuda_device_of_software(checked):
     assert report["gpu0", "transfers"]["figures"]["received_bytes_per_s"] > 0
 
 
-@pytest.mark.thorough
-@pytest.mark.needs("PoCL")
-def test_it_passes_on_pocl(checked):
-    code, report = checked(("gpu", "opencl"), options=("--stand-ins",))
-    assert (code, failed(report)) == (0, {})
-
-
 @pytest.fixture
 def plugged(tmp_path, monkeypatch) -> Callable[..., None]:
     """Plugs in a fake Edge TPU at usb:0, with the fake library built for some names, and the fake compiler."""

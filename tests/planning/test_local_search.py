@@ -200,9 +200,9 @@ def test_where_no_plan_is_found_the_message_says_that_one_may_exist() -> None:
 
 
 @pytest.mark.thorough
-def test_graphs_of_one_operator_and_of_thousands() -> None:
+def test_graphs_of_one_operator_and_of_hundreds() -> None:
     single = random_dag(random.Random(0), 1)
     assert len(local_search(of(single, tpus(3)), moves=10).stages) == 1
-    graph = random_dag(random.Random(0), 1500)
+    graph = random_dag(random.Random(0), 600)
     found = local_search(of(graph, tpus(8), stages=8), moves=2000)
-    assert sum(len(stage.operators) for stage in found.stages) == 1500
+    assert sum(len(stage.operators) for stage in found.stages) == 600
