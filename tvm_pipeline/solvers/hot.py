@@ -6,8 +6,8 @@ All of them are replaced, because compiled code can only call compiled code, and
 their names in its module. numba compiles each loop at its first call and keeps the machine code on disk; the first call
 of a fresh installation takes some seconds, and processes that begin together wait for the first of them.
 
-`NUMBA_DISABLE_JIT=1` runs the same code as plain Python, for a debugger or a measurement of coverage. Next:
-`planning/search/loops.py` and `memory/order_search.py`, the largest users.
+`NUMBA_DISABLE_JIT=1` runs the same code as plain Python without numba, for short searches, a debugger or a measurement
+of coverage. Next: `planning/search/loops.py` and `memory/order_search.py`, the largest users.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import wraps
-from inspect import isfunction
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -39,6 +38,8 @@ def hot(loop: Loop) -> Loop:
 
     Its arguments are numbers, numpy arrays and NamedTuples of these. It may call other hot loops of its own module.
     """
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return loop
     _registered[loop.__module__].append(loop)
 
     @wraps(loop)
@@ -80,8 +81,6 @@ def _compile_first(function: Any, arguments: tuple[Any, ...]) -> None:
     """Compile a loop for its first arguments. Processes that begin together compile it once: the others wait for it."""
     from numba import typeof
 
-    if isfunction(function):  # NUMBA_DISABLE_JIT left it to Python
-        return
     with ExitStack() as held:
         with suppress(PipelineError):  # without a cache each compiles it
             held.enter_context(locked(cache_folder() / "numba" / function.__module__, function.__name__))
@@ -113,5 +112,5 @@ def _save_if_possible(function: Any) -> None:
 
 
 def _has_cache(function: Any) -> bool:
-    """Return whether numba keeps a function: not with NUMBA_DISABLE_JIT, and not where no folder can be written."""
-    return hasattr(getattr(function, "_cache", None), "_cache_file")
+    """Return whether numba keeps a function: not where no folder can be written."""
+    return hasattr(function._cache, "_cache_file")
