@@ -267,6 +267,8 @@ class Search:
             if (start < 0).sum() > (host_of < 0).sum():
                 continue
             for annealed_first in (False, True):
+                if not fewest:
+                    return best
                 found = start
                 if annealed_first:
                     found, _ = self.anneal(start, limit, covers=covers, steps=steps, home=before)

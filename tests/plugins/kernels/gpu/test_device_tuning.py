@@ -49,6 +49,7 @@ from tvm_pipeline_kernels.relay.schedules.device_choices import (
 from tvm_pipeline_kernels.relay.tuning.device_candidates import Bench, DeviceCandidate
 from tvm_pipeline_kernels.relay.tuning.device_records import (
     DeviceRecord,
+    _record,
     append_device_record,
     device_file,
     device_line,
@@ -70,9 +71,7 @@ def _pocl() -> None:
 
 
 @pytest.fixture
-def _own_cache(
-    empty_cache: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _pocl: None
-) -> None:
+def _own_cache(empty_cache: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = empty_cache(tmp_path / "cache")
     (folder / "addons").symlink_to(cache_folder() / "addons")  # a child need not build them anew
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(folder))
@@ -151,7 +150,7 @@ def check_bits(bench: Bench, target: Any, kinds: list[str]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.usefixtures("_pocl", "_own_cache")
 @pytest.mark.parametrize(
     ("target", "kinds"),
     [
@@ -169,9 +168,12 @@ def test_choices_have_the_bits_of_the_default_by_cuda(software_cuda: SoftwareCud
     ready_to_run("cuda")
     parsed = tvm.target.Target(gpu.target, HOST)
     ready_to_compile(gpu.target)
-    check_bits(Bench(parsed, tvm.device("cuda", 0)), parsed, ["whole"])
+    bench = Bench(parsed, tvm.device("cuda", 0))
+    check_bits(bench, parsed, ["whole"])
+    check_another_order(bench, parsed)
 
 
+@pytest.mark.thorough
 def test_a_race_on_cuda_times_each_kernel_that_can_be_tuned(model: RelayModel, gpu: Device) -> None:
     library, pulses = model.libraries[gpu.target], []
     both = race_on(gpu, "branching", library, library, COMPARISONS, lambda: pulses.append(1))
@@ -184,17 +186,14 @@ def test_a_race_on_cuda_times_each_kernel_that_can_be_tuned(model: RelayModel, g
             assert (seconds > 0).all()
 
 
-@pytest.mark.usefixtures("_own_cache")
-def test_another_order_of_sums_is_seen_and_refused() -> None:
-    """Channels inside of rows and columns: TOPI's default has them outside."""
-    parsed = tvm.target.Target(TARGET, HOST)
-    found = task("whole", parsed)
+def check_another_order(bench: Bench, target: Any) -> None:
+    """Time a choice with channels inside of rows and columns, which TOPI's default has outside: other bits."""
+    found = task("whole", target)
     entities = {name: (name, kind, value) for name, kind, value in json.loads(some_choice(found.workload))}
     for name, value in (("tile_rc", [-1, 4]), ("tile_ry", [-1, 1]), ("tile_rx", [-1, 1])):
         entities[name] = name, "sp", value
     other = json.dumps(list(entities.values()), separators=(",", ":"))
     assert not keeps_order(found.workload, other)
-    bench = Bench(parsed, tvm.device("opencl", 0))
     candidates = [DeviceCandidate(found.workload, choice, found.functions) for choice in (DEFAULT, other)]
     bench.compile(candidates)
     for candidate in candidates:
@@ -204,7 +203,7 @@ def test_another_order_of_sums_is_seen_and_refused() -> None:
         "its results have other bits than those of TOPI's default",
     ]
     with pytest.raises(ValueError, match="would change results"):
-        raise_of(device_line(TARGET, DeviceRecord(found.workload, other, 1e-5, proven=True)))
+        _record(device_line(str(target), DeviceRecord(found.workload, other, 1e-5, proven=True)), str(target))
 
 
 def test_what_a_vendor_cannot_schedule_is_tuned_by_the_schedules_that_it_is_compiled_with() -> None:
@@ -243,30 +242,24 @@ def some_choice(workload: str) -> str:
         return any_choice(workload, parsed, random.Random(1))
 
 
-def raise_of(line: bytes) -> None:
-    from tvm_pipeline_kernels.relay.tuning.device_records import _record
-
-    _record(line, str(tvm.target.Target(TARGET)))
-
-
-@pytest.mark.usefixtures("_own_cache")
-def test_autotvm_reads_what_is_written_and_broken_lines_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    parsed = tvm.target.Target(TARGET, HOST)
-    workload = task("whole", parsed).workload
+@pytest.mark.usefixtures("software_cuda", "_own_cache")
+def test_autotvm_reads_what_is_written_and_broken_lines_are_skipped(gpu: Device, caplog: Any) -> None:
+    target = gpu.target
+    workload = task("whole", tvm.target.Target(target, HOST)).workload
     written = [
         DeviceRecord(workload, some_choice(workload), 1e-4),
         DeviceRecord(workload, some_choice(workload), float("inf")),
         DeviceRecord(workload, DEFAULT, 2e-4, proven=True),
     ]
     for record in written:
-        append_device_record(TARGET, record)
-    lines = device_file(TARGET).read_text().splitlines()
+        append_device_record(target, record)
+    lines = device_file(target).read_text().splitlines()
     read, result = autotvm.record.decode(lines[0])
     assert read.task.workload == workload_of_text(workload)
     assert result.costs == (1e-4,)
     good = json.loads(lines[0])
     broken = [
-        {**good, "input": ["cuda", *good["input"][1:]]},
+        {**good, "input": ["opencl", *good["input"][1:]]},
         {**good, "input": [good["input"][0], "conv2d_nchw_winograd.cuda", *good["input"][2:]]},
         {**good, "input": [*good["input"][:2], [], {}]},
         {**good, "config": {"entity": [["tile_f", "sp", [-1, 0, 1, 1]], *good["config"]["entity"]]}},
@@ -275,10 +268,10 @@ def test_autotvm_reads_what_is_written_and_broken_lines_are_skipped(caplog: pyte
         {**good, "result": [[-1.0], 0, 0.0, 0.0]},
     ]
     old = {**good, "tvm_version": "0.1"}
-    with device_file(TARGET).open("a") as file:
+    with device_file(target).open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in [*broken, old])
     with caplog.at_level(logging.WARNING):
-        assert read_device_records(TARGET) == written
+        assert read_device_records(target) == written
     assert f"{len(broken)} lines are no records" in caplog.text
 
 
