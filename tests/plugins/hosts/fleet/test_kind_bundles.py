@@ -28,6 +28,7 @@ from tvm_pipeline_hosts.fleet.host_works import host_works
 from tvm_pipeline_hosts.fleet.kind_bundles import KindBundles, kinds_of
 from tvm_pipeline_hosts.fleet.ray_actors import BoardActor, Returned, opened, write_environment
 from tvm_pipeline_hosts.fleet.ray_board import arrays_of
+from tvm_pipeline_hosts.remote import serving
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.board_measuring import Settled
 from tvm_pipeline_hosts.remote.frames import described
@@ -116,7 +117,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     write_picture_net(tmp_path / "net.onnx")
     (tmp_path / "fleet.toml").write_text(FLEET)
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
-    with serving_board(tmp_path / "board") as server, Board.connect(str(server.address)) as board:
+    with serving_board(tmp_path / "board", serving.SESSION) as server, Board.connect(str(server.address)) as board:
         yield Hosts(board)
 
 

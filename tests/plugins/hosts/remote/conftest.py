@@ -20,11 +20,15 @@ __all__ = ["bundle", "cli", "server"]
 
 
 @contextmanager
-def serving_board(folder: Path, **times: float) -> Iterator[BoardServer]:
-    """Run the server of a board whose sessions have the tests' methods, too."""
+def serving_board(folder: Path, session: str = SESSION, **times: float) -> Iterator[BoardServer]:
+    """Run the server of a board whose sessions have the tests' methods, too.
+
+    Args:
+        session: its program; `serving.SESSION` where devices are of interest.
+    """
     told = log_lines("INFO", of=serving.__name__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "SESSION", SESSION)
+        patch.setattr(serving, "SESSION", session)
         server = BoardServer(Address("127.0.0.1", 0), folder, **times)
         server.told = told
         with closing(server):

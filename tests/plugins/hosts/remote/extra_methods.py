@@ -8,8 +8,9 @@ import os
 import time
 from pathlib import Path
 
-from tvm_pipeline import errors
-from tvm_pipeline_hosts.remote.methods import METHODS
+from tvm_pipeline import Device, Platform, errors
+from tvm_pipeline.version import __version__
+from tvm_pipeline_hosts.remote.methods import METHODS, Description
 from tvm_pipeline_hosts.remote.session import serve
 
 __all__ = ["SESSION", "serve"]
@@ -18,6 +19,12 @@ SESSION = f"{__name__}:serve"
 
 _log = logging.getLogger("tvm_pipeline_hosts.extra_methods")
 _calls = 0
+
+
+def describe(session, _, __):
+    """Return a board of one device, without the seconds that a search for devices takes."""
+    platform = Platform(session.board, (Device("cpu0", "host", (0,)),))
+    return Description(session.board, platform, {"tvm-pipeline": __version__}), []
 
 
 def count(_, __, arrays):
@@ -52,4 +59,4 @@ def crash(_, arguments, __):
     return ctypes.string_at(0), []
 
 
-METHODS.update(count=count, wait=wait, fail=fail, crash=crash)
+METHODS.update(describe=describe, count=count, wait=wait, fail=fail, crash=crash)

@@ -13,7 +13,6 @@ import pytest
 
 from tests.plugins.hosts.remote.conftest import until
 from tvm_pipeline.errors import BundleError, OptionError, RunError, StageError
-from tvm_pipeline.version import __version__
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.parcels import Parcels
 
@@ -25,13 +24,6 @@ def board(server):
     with Board.connect(str(server.address), **TIMES) as board:
         yield board
     until(lambda: server.is_free)
-
-
-def test_a_board_says_what_it_is(board, server):
-    assert board.name == board.platform.name == server.name
-    assert board.platform.devices
-    assert board.software["tvm-pipeline"] == __version__
-    assert {"python", "machine"} < set(board.software)
 
 
 def test_arrays_go_there_and_back(board):

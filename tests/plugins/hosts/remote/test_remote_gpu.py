@@ -78,7 +78,7 @@ def both(gpu: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[BoardServer]:
-    with serving_board(tmp_path / "parcels") as server:
+    with serving_board(tmp_path / "parcels", serving.SESSION) as server:
         yield server
 
 
@@ -100,7 +100,7 @@ def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, s
 @pytest.mark.thorough
 def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, monkeypatch, tmp_path):
     """The board finds it when a model was compiled for it, and its profile has no times of it."""
-    (tmp_path / "wrong.py").write_text(f"from tests.plugins.hosts.remote.extra_methods import serve\n{WRONG}")
+    (tmp_path / "wrong.py").write_text(f"from tvm_pipeline_hosts.remote.session import serve\n{WRONG}")
     monkeypatch.setattr(serving, "SESSION", f"{tmp_path / 'wrong.py'}:serve")
     warned = log_lines("WARNING")
     with Board.connect(str(server.address)) as board:

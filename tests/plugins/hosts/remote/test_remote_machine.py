@@ -38,7 +38,7 @@ def net(tmp_path_factory):
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory):
     """A board whose links are not given up while this machine is busy."""
-    with serving_board(tmp_path_factory.mktemp("board")) as server:
+    with serving_board(tmp_path_factory.mktemp("board"), serving.SESSION) as server:
         yield server
 
 
@@ -166,8 +166,7 @@ def _one_second(graph):
 
 @pytest.mark.thorough
 def test_another_tvm_is_said_with_both_versions(cli, net, tmp_path):
-    with serving_board(tmp_path / "board") as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "SESSION", SESSION)
+    with serving_board(tmp_path / "board", SESSION) as server:
         outcome = cli("compile", net, "-o", tmp_path / "net.tar", "--remote", server.address)
     assert outcome.code == 1
     assert "has tvm 0.99 with Relay, and this machine has 0." in outcome.err
@@ -176,7 +175,7 @@ def test_another_tvm_is_said_with_both_versions(cli, net, tmp_path):
 
 @pytest.mark.thorough
 def test_a_board_that_is_lost_while_it_measures_leaves_no_output(cli, net, desk, tmp_path, monkeypatch):
-    with serving_board(tmp_path / "board", keep_s=1.0) as server, Proxy(server.address.port) as proxy:
+    with serving_board(tmp_path / "board", serving.SESSION, keep_s=1.0) as server, Proxy(server.address.port) as proxy:
 
         class Losing(Board):
             @classmethod

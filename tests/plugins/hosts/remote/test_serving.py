@@ -287,6 +287,10 @@ def test_the_command_serves_until_it_is_ended(serve_rpc, number, tmp_path):
     assert found
     with Board.connect(found[1]) as board:
         assert board.call("echo", {}, [np.ones(3)])[1][0].tolist() == [1, 1, 1]
+        assert board.name == board.platform.name == socket.gethostname()
+        assert board.platform.devices
+        assert board.software["tvm-pipeline"] == __version__
+        assert {"python", "machine"} < set(board.software)
         [child] = children_of(process.pid)
         process.send_signal(number)
         assert process.wait(20) == (143 if number == signal.SIGTERM else -9)
