@@ -23,7 +23,7 @@ A decoder is a function `(outputs, transform) -> annotations`, as those that use
 
 from __future__ import annotations
 
-from tvm_pipeline_video.decoders.choice import FAMILIES, Choice, Request, choose, is_known
+from tvm_pipeline_video.decoders.choice import FAMILIES, Choice, Request, check_name, choose, is_known
 from tvm_pipeline_video.decoders.labels import read_labels
 
-__all__ = ["FAMILIES", "Choice", "Request", "choose", "is_known", "read_labels"]
+__all__ = ["FAMILIES", "Choice", "Request", "check_name", "choose", "is_known", "read_labels"]

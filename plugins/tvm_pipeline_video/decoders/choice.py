@@ -120,6 +120,21 @@ def is_known(name: str) -> bool:
     return name == NONE or name in FAMILIES or any(name in family.names for family in FAMILIES.values())
 
 
+def check_name(name: str) -> None:
+    """Raise OptionError, with the nearest name, unless this is a decoder's name or names a function."""
+    if is_known(name) or ":" in name:
+        return
+    names = [*FAMILIES, *(form for family in FAMILIES.values() for form in family.names)]
+    near = difflib.get_close_matches(name, names, 1)
+    meant = f"did you mean {near[0]}? Known are" if near else "known are"
+    raise OptionError(
+        f"`decoder` {name!r}: {meant} {', '.join(FAMILIES)}; or give it as file.py:function, or as "
+        "package.module:function",
+        option="decoder",
+        value=name,
+    )
+
+
 def choose(model: OperatorGraph, request: Request, metadata: Mapping[str, str] | None = None) -> Choice:
     """Return the decoder that is named, or the only one that recognises the outputs.
 
@@ -206,17 +221,8 @@ def _of_integers(
 
 def _named(model: Interface, name: str) -> Form:
     """Return the form of that name, or the only one of the family of that name, that can read the outputs."""
+    check_name(name)
     families = [family for key, family in FAMILIES.items() if name in (key, *family.names)]
-    if not families:
-        names = [*FAMILIES, *(form for family in FAMILIES.values() for form in family.names)]
-        near = difflib.get_close_matches(name, names, 1)
-        meant = f"did you mean {near[0]}? Known are" if near else "known are"
-        raise OptionError(
-            f"`decoder` {name!r}: {meant} {', '.join(FAMILIES)}; or give it as file.py:function, or as "
-            "package.module:function",
-            option="decoder",
-            value=name,
-        )
     found = [form for family in families for form in family.forms(model, name)]
     exact = [form for form in found if form.name == name] or (found if name in FAMILIES else [])
     if len(exact) == 1:
@@ -273,10 +279,13 @@ def _options(form: Form, request: Request, labels: tuple[str, ...]) -> tuple[Opt
     if request.threshold is not None and not 0 < request.threshold < 1:
         raise OptionError(f"`threshold` {request.threshold:g}: it must be above 0 and below 1", option="threshold")
     remark = ""
-    own = request.labels or form.labels or labels
-    if request.labels and form.classes > 1 and len(request.labels) != form.classes:
+    given = request.labels
+    if given[:1] == ("???",) and len(given) == form.classes + 1:  # how TensorFlow's lists name the background
+        given = given[1:]
+    own = given or form.labels or labels
+    if given and form.classes > 1 and len(given) != form.classes:
         raise OptionError(
-            f"`labels`: they are {len(request.labels)}, and the outputs have {form.classes} classes ({form})",
+            f"`labels`: they are {len(given)}, and the outputs have {form.classes} classes ({form})",
             option="labels",
         )
     if not own and form.classes == len(COCO):

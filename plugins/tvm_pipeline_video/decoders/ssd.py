@@ -3,7 +3,8 @@
     ssd            TFLite_Detection_PostProcess: boxes [1, N, 4] (top, left, bottom, right as shares), classes [1, N],
                    scores [1, N], count [1]; or scores, boxes, count, classes, as TensorFlow 2 writes them
     ssd-output     [1, 1, N, 7]: picture, class, score, left, top, right, bottom as shares (Caffe, OpenVINO)
-    ssd-anchors    boxes [1, 1917, 4] and scores [1, 1917, classes + 1] at 300 x 300: MobileNet SSD of TensorFlow
+    ssd-anchors    boxes [1, 1917, 4] or [1, 1917, 1, 4], scores [1, 1917, classes + 1], at 300 x 300: MobileNet SSD
+                   of TensorFlow
 
 Read next: anchors.py, boxes.py.
 """
@@ -41,9 +42,10 @@ def forms(model: Interface, name: str) -> list[Form]:
         found.append(Form("ssd", order, make, threshold=THRESHOLD, preset="signed"))
     for options in ANCHORS:
         rows = (1, options.count)
-        if len(outputs) == 2 and all(len(t.shape) == 3 and t.shape[:2] == rows for t in outputs):
-            boxes, scores = outputs if outputs[0].shape[2] == 4 else outputs[::-1]
-            if boxes.shape[2] == 4 and scores.shape[2] > 1 and model.width == model.height == options.size:
+        if len(outputs) == 2 and all(len(t.shape) >= 3 and t.shape[:2] == rows for t in outputs):
+            boxes, scores = outputs if outputs[0].shape[-1] == 4 else outputs[::-1]
+            fits = boxes.shape[2:] in ((4,), (1, 4)) and len(scores.shape) == 3 and scores.shape[2] > 1
+            if fits and model.width == model.height == options.size:
                 make_ssd = partial(Anchored, options, boxes, scores)
                 classes = scores.shape[2] - 1
                 found.append(Form("ssd-anchors", outputs, make_ssd, classes, threshold=THRESHOLD, preset="signed"))
@@ -117,7 +119,7 @@ class Anchored:
         found = np.flatnonzero(scores >= self.options.threshold)
         classes = table[found].argmax(axis=1)
         own = anchors.anchors(self.anchors)[found]
-        y, x, height, width = (outputs[self.boxes.name][0][found].astype(np.float32) / SCALES).T
+        y, x, height, width = (outputs[self.boxes.name].reshape(-1, 4)[found].astype(np.float32) / SCALES).T
         centers = np.stack([x, y], axis=1) * own[:, 2:] + own[:, :2]
         sizes = np.exp(np.stack([width, height], axis=1)) * own[:, 2:]
         boxes = from_centers(np.concatenate([centers, sizes], axis=1) * self.anchors.size)

@@ -22,7 +22,7 @@ from tvm_pipeline.workflow.doubts import elsewhere_warnings
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.video_extra import picture_input
+from tvm_pipeline_video.service.video_extra import check_name, open_source, picture_input
 
 MODEL_FILES = (".onnx", ".tflite", ".relay")
 MOST_KEPT = 8  # bundles in the cache, each as large as its model
@@ -54,7 +54,9 @@ def opened_model(
 
     Raises:
         ModelError: the file cannot be compiled.
-        OptionError: the model's input is no picture; or shapes or devices are given for a bundle, which has its own.
+        OptionError: the model's input is no picture; shapes or devices are given for a bundle, which has its own; or,
+            before it is compiled, there is no such decoder.
+        VideoError: before it is compiled, a source cannot be opened.
         BundleError: the bundle cannot be opened.
     """
     if not is_model(path):
@@ -89,6 +91,7 @@ def opened_model(
                 listener.say(f"{path} is compiled anew: {error}")
                 found = None
         if found is None:
+            _check_what_runs(settings)
             _compile(path, shapes, settings, kept, listener)
             found = stack.enter_context(opened_bundle(kept))
         else:
@@ -99,6 +102,18 @@ def opened_model(
                 listener.warn(f"when {path} was compiled, {line}. `fresh` measures again")
             listener.say(f"{path} was compiled before ({kept})")
         yield kept, found
+
+
+def _check_what_runs(settings: Settings) -> None:
+    """Raise now, and not after minutes of compiling, where a source or a decoder is not there.
+
+    A stream is not opened: it may serve one client, once.
+    """
+    for spec in settings.source:
+        if "://" not in spec and not settings.wait:
+            open_source(spec).close()
+    for name in settings.decoder:
+        check_name(name)
 
 
 def _compile(path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener) -> None:

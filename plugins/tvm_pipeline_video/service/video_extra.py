@@ -33,7 +33,7 @@ try:
     )
     from tvm_pipeline_video.analysis import Outputs, decoder_name
     from tvm_pipeline_video.application import Application
-    from tvm_pipeline_video.decoders import Request, is_known, read_labels
+    from tvm_pipeline_video.decoders import Request, check_name, is_known, read_labels
     from tvm_pipeline_video.decoding import USUAL_FPS
     from tvm_pipeline_video.hardware import check_hardware, hardware_decoders
     from tvm_pipeline_video.host_profile import host_devices, profile_host
@@ -69,6 +69,7 @@ __all__ = [
     "Transform",
     "VideoFile",
     "check_hardware",
+    "check_name",
     "decoder_name",
     "draw",
     "hardware_decoders",

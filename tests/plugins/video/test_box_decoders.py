@@ -171,8 +171,9 @@ def test_rows_of_detection_output() -> None:
     assert_things(found_in({"detection_out": rows}, Request(labels=LABELS), SIZE), WANTED)
 
 
-def test_ssd_relative_to_the_anchors_of_tensorflow() -> None:
-    """Each thing is written for the anchor that overlaps it most."""
+@pytest.mark.parametrize("shape", [(1, 1917, 4), (1, 1917, 1, 4)])
+def test_ssd_relative_to_the_anchors_of_tensorflow(shape: tuple[int, ...]) -> None:
+    """Each thing is written for the anchor that overlaps it most; TensorFlow's lists of labels begin with `???`."""
     options = anchors.SSD_300
     own = anchors.anchors(options)
     found = preprocessed({"boxes": (1, 1917, 4), "scores": (1, 1917, 4)}, size=(300, 300))
@@ -185,7 +186,8 @@ def test_ssd_relative_to_the_anchors_of_tensorflow() -> None:
         cx, cy, w, h = own[best]
         boxes[0, best] = 10 * (y - cy) / h, 10 * (x - cx) / w, 5 * np.log(height / h), 5 * np.log(width / w)
         scores[0, best, 1 + kind] = 0.9
-    assert_things(found_in({"boxes": boxes, "scores": scores}, Request(labels=LABELS), (300, 300)), WANTED)
+    outputs = {"boxes": boxes.reshape(shape), "scores": scores}
+    assert_things(found_in(outputs, Request(labels=("???", *LABELS)), (300, 300)), WANTED)
 
 
 def test_anchors_are_as_many_and_where_mediapipe_has_them() -> None:

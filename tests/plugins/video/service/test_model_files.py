@@ -11,7 +11,7 @@ import pytest
 from tests.support.log_lines import log_lines
 from tests.support.tiny_yolo import FOUND, write_tiny_yolo
 from tvm_pipeline import write_bundle
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.workflow.steps import opened_bundle
 from tvm_pipeline_video.decoders import Request
 from tvm_pipeline_video.decoders.labels import COCO
@@ -68,6 +68,21 @@ def boxes(labels=LABELS) -> list[dict]:
 
 def found_in(line: str) -> list[dict]:
     return [{key: one[key] for key in ("label", "score", "box")} for one in json.loads(line)["annotations"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(source=["missing.mp4"]), "there is no file or folder missing.mp4"),
+        (Settings(source=[FILM], decoder=["yollo"]), "did you mean yolo"),
+    ],
+)
+def test_a_wrong_name_is_told_before_the_model_is_compiled(settings, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+    heard = Heard()
+    with pytest.raises(PipelineError, match=words), opened_model(write_tiny_yolo(tmp_path / "n.onnx"), settings, heard):
+        pass
+    assert heard.lines == []
 
 
 def test_a_model_file_is_compiled_once_and_what_is_assumed_is_said(compiled, net):
