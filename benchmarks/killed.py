@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--short", action="store_true", help="two kills of a tiny network, for CI")
     arguments = parser.parse_args()
-    kills, frames = (2, FRAMES // 2) if arguments.short else (arguments.kills, FRAMES)
+    kills, frames = (2, FRAMES // 5) if arguments.short else (arguments.kills, FRAMES)
     draw, sound, killed = random.Random(3 if arguments.short else 0), 0, 0  # 3 gives moments well before the end
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "net.tar"
