@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.crashes import children_of, held
 from tvm_pipeline import processes
-from tvm_pipeline.processes import MOST_BYTES, Child, how_ended, status_of_copy
+from tvm_pipeline.processes import MOST_BYTES, Child, how_ended, run_program, status_of_copy
 
 CHILDREN = """
 import os, resource, runpy, signal, subprocess, sys, time
@@ -345,6 +345,31 @@ def test_one_whose_parent_is_gone_before_it_looks_does_nothing(tmp_path: Path) -
             assert child.wait(20) == 0
         finally:
             child.kill()
+
+
+# Programs
+
+
+def test_a_program_is_run_and_what_it_wrote_comes_back() -> None:
+    assert run_program(["sh", "-c", "echo told; echo wrong >&2; exit 3"], 20) == (3, "told\nwrong\n")
+    assert run_program(["sh", "-c", "kill -9 $$"], 20) == (-signal.SIGKILL, "")
+    assert run_program(["sh", "-c", "echo begun; sleep 1000"], 0.5)[0] is None
+    with pytest.raises(FileNotFoundError, match="/nowhere/at-all"):
+        run_program(["/nowhere/at-all"], 20)
+
+
+def test_no_program_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    script = f"sleep 1000 & echo $$ $! >{file}.new; mv {file}.new {file}; wait"
+    runs = (
+        "import sys; from runpy import run_path; run_path(sys.argv[1])['run_program'](['sh', '-c', sys.argv[2]], 1000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", runs, processes.__file__, script]) as parent:
+        wait_until(file.exists)
+        pids = [int(word) for word in file.read_text().split()]
+        assert [is_running(pid) for pid in pids] == [True, True]
+        parent.kill()
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
 # Copies

@@ -1,7 +1,8 @@
 """Python processes that may die or hang: how one is started, talks, is waited for, ended, and how it ended.
 
-A `Child` is a fresh interpreter, never a fork, because threads run here; `status_of_copy` forks, for milliseconds. Both
-end with this process, however it ends, and whatever they do, also in the middle of native code:
+A `Child` is a fresh interpreter, never a fork, because threads run here. `run_program` runs any other program, and
+`status_of_copy` forks, for milliseconds. All end with this process, however it ends, and whatever they do, also in the
+middle of native code:
 
     lifeline   the standard input of a child, which only this process holds open. When it closes, the kernel sends SIGIO
                to the child and to all that it started. (PR_SET_PDEATHSIG means the end of the *thread* that starts it.)
@@ -25,7 +26,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import BinaryIO
@@ -223,6 +224,36 @@ class Seat(Child):
         return self._is_left or self.wait(GONE_S)
 
 
+def run_program(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+    """Run a program, which ends with this process, as all does that it starts.
+
+    Returns:
+        The status as `subprocess` gives it, or None where the program took more than `limit_s` and was killed; and what
+        it wrote to its standard output and to standard error.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    child = Child(f"{__file__}:become", "\0".join(command).encode(), keeps_words=True, alone=True)
+    try:
+        if failed := child.receive()[0]:
+            raise OSError(int(failed), os.strerror(int(failed)), command[0])
+        in_time = child.wait(limit_s)
+    finally:
+        child.end()
+    return child.status if in_time else None, child.words
+
+
+def become(command: bytes, channel: socket.socket) -> None:
+    """Be the program instead of a Python process; tell the number of the error that prevents it."""
+    program, *arguments = command.decode().split("\0")
+    os.dup2(2, 1)  # `words` are both
+    try:
+        os.execvp(program, [program, *arguments])
+    except OSError as error:
+        send(channel, str(error.errno).encode())
+
+
 def status_of_copy(do: Callable[[], object], limit_s: float) -> int | None:
     """Do something in a copy of this process; return the copy's status as `subprocess` gives it, None if it hangs.
 
@@ -303,6 +334,7 @@ def begin(function: str, channel: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     lifeline = os.dup(0)
+    os.set_inheritable(lifeline, True)  # for a program that this process becomes
     with open(os.devnull, "rb") as nothing:  # for what reads standard input, also in programs that the child starts
         os.dup2(nothing.fileno(), 0)
     _end_with(lifeline, -os.getpid())

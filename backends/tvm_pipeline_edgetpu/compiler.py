@@ -11,20 +11,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import platform
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_pipeline import files
 from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.processes import run_program
 
 _log = logging.getLogger(__name__)
 
@@ -193,35 +191,14 @@ def _log_file(compiled: Path) -> str:
 
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
-    """Run the program; return its exit code (None where it exceeded its time and was killed) and its output.
-
-    The program compiles in a child process, so its whole process group is killed.
-    """
+    """Run the program; return its exit code, None where it exceeded its time and was killed, and its output."""
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        return run_program(command, timeout_s)
     except OSError as error:
         raise PlatformError(
             f"{command[0]} cannot be started: {error.strerror or error}; it runs on x86-64 Linux only, and this "
             f"machine is {platform.machine()}"
         ) from error
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return None, output
-    return process.returncode, output
 
 
 def _ending(code: int | None, timeout_s: float) -> str:

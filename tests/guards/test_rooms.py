@@ -167,7 +167,6 @@ def test_packages_keep_to_their_lines() -> None:
 # What starts programs beside `processes.py`, by the name of the file.
 PROGRAMS = {
     "addons.py": "compilers of C++",
-    "compiler.py": "the compiler of the Edge TPU",
     "credentials.py": "openssl",
     "fleet_join.py": "the command `devices`, as a user would",
     "linking.py": "a linker",
