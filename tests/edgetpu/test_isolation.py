@@ -222,9 +222,10 @@ def test_a_fault_while_plans_are_compared_ends_no_run(usb, tmp_path):
     ("opens", "arguments"),
     [
         (2, ("bench", "net.tflite", "--platform", PLATFORM, "--seconds", 0.2, "--rounds", 9)),
+        (2, ("plan", "net.tflite", "--platform", PLATFORM, "--scheduler", "measured")),
         (6, ("calibrate", "net.tflite", "--platform", PLATFORM, "-o", "out.toml")),
     ],
-    ids=["bench", "calibrate"],
+    ids=["bench", "plan", "calibrate"],
 )
 def test_a_fault_while_something_is_measured_is_one_line(usb, tmp_path, monkeypatch, opens, arguments):
     """The first `opens` only look at the stick, and have a second try themselves."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -50,6 +51,7 @@ from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
+from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
@@ -162,7 +164,7 @@ def command(
     states = tuple(map(parse_carry, carry or ()))
     settings = preprocessing or (str(beside) if beside.exists() else None)
     known = applications("source" if source else "preprocessing") if settings or source else None
-    with spinner(), opened_machine(remote) as machine:
+    with spinner(), opened_machine(remote) as machine, ExitStack() as stack:
         order: Order | None = "memory" if memory_order else None
         made = compile_source(
             model,
@@ -191,7 +193,8 @@ def command(
         if source and reading:
             for line in reading.said:
                 say(line)
-            whole = reading.measure(made, measured)
+            apart = stack.enter_context(isolated(made.compiled, made.platform, (), every=False))
+            whole = reading.measure(replace(made, compiled=apart), measured)
             graph, measured, run, application = whole.graph, whole.profile, whole.run, whole.record
         problem = Problem(
             graph,

@@ -38,6 +38,7 @@ from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.runtime.comparison import Run
+from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified, with_fewest_inside
 from tvm_pipeline.workflow.compiling import Wish, compiled_on
 from tvm_pipeline.workflow.doubts import stand_in_warnings
@@ -313,14 +314,17 @@ def decide(
     Raises what `planning.plan` raises, and OptionError where `verify_s` is no time.
     """
     check_seconds(verify_s)
-    measure = None if compiled is None else machine.stage_timer(compiled, problem.platform)
-    decision = planning.plan(problem, scheduler, measure=measure)
-    if run is None and compiled is not None:
-        run = machine.run(compiled, problem.platform)
-    measures = problem.objective == "energy" and run is not None and verify_s > 0 and not machine.name
-    with opened_meter("" if measures else NONE) as meter:
-        decision = verified(problem, decision, run, verify_s, meter)
-    decision = with_fewest_inside(problem, decision, run, verify_s)
+    with ExitStack() as stack:
+        if compiled is not None and not machine.name:
+            compiled = stack.enter_context(isolated(compiled, problem.platform, (), every=False))
+        measure = None if compiled is None else machine.stage_timer(compiled, problem.platform)
+        decision = planning.plan(problem, scheduler, measure=measure)
+        if run is None and compiled is not None:
+            run = machine.run(compiled, problem.platform)
+        measures = problem.objective == "energy" and run is not None and verify_s > 0 and not machine.name
+        with opened_meter("" if measures else NONE) as meter:
+            decision = verified(problem, decision, run, verify_s, meter)
+        decision = with_fewest_inside(problem, decision, run, verify_s)
     profile = replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))
     problem = replace(problem, profile=profile)
     if deadline is not None:
