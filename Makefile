@@ -36,8 +36,12 @@ $(VENV)/.stamp: pyproject.toml
 ready: $(VENV)/.stamp
 	@$(BIN)/python .ci/needs.py $(VENV)
 
+# What is on the street, found by a detector; OPTIONS are more options of `tvm-pipeline run`.
+demo: OUT ?= out
 demo: ready
-	$(BIN)/python examples/face_detector/demo.py --output out
+	video=$$($(BIN)/python examples/face_detector/assets.py) && $(BIN)/tvm-pipeline run examples/street/detector.tflite \
+	  --source "$$video" --labels examples/street/labels.txt --threshold 0.3 --output $(OUT)/street.mp4 --overlay \
+	  --results $(OUT)/street.jsonl --report $(OUT) $(OPTIONS)
 
 # The quick tests: every public behaviour once. `test-all` has more networks, targets, seeds and faults beside them.
 # Their searches are small: numba would compile loops for longer than Python runs them.

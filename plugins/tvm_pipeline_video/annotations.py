@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +71,20 @@ class Annotation:
     points: tuple[tuple[float, float], ...] = ()
     polygon: tuple[tuple[float, float], ...] = ()
     mask: Mask | None = None
+
+
+class Figures:
+    """The frame rate and the latency of the moment, as an annotation at the top left of a frame."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=26)  # when the last frames came
+
+    def __call__(self, latency_s: float) -> Annotation:
+        """Return the figures at a frame that took so long."""
+        self._times_s.append(time.perf_counter())
+        seconds = self._times_s[-1] - self._times_s[0]
+        rate = f"{(len(self._times_s) - 1) / seconds:.0f} fps, " if seconds else ""
+        return Annotation(f"{rate}{latency_s * 1e3:.0f} ms")
 
 
 def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:

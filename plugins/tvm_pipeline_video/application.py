@@ -123,6 +123,7 @@ class Application(Generic[FrameT]):
         rate_fps: `host/read` gives no frame of a source that is not live earlier than this rate has it; None for as
             fast as frames are taken.
         place: is called with the device of `host/read`, to move the threads of a source that is read ahead.
+        figures: gives the figures to draw into each picture from its latency so far; None for none.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class Application(Generic[FrameT]):
         write: Write[FrameT] | None = None,
         rate_fps: float | None = None,
         place: Callable[[Device], None] = lambda _: None,
+        figures: Callable[[float], Annotation] | None = None,
     ) -> None:
+        self._figures = figures
         self._frames = iter(frames)
         self._period_s = 1 / rate_fps if rate_fps else 0.0
         self._next_s: float | None = None  # when the next frame is due
@@ -206,7 +209,10 @@ class Application(Generic[FrameT]):
 
     def _draw(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
-            passage.picture = draw(cast(FrameT, passage.frame).image, passage.annotations)
+            found = list(passage.annotations)
+            if self._figures:
+                found.append(self._figures(time.perf_counter() - passage.entered_s))
+            passage.picture = draw(cast(FrameT, passage.frame).image, found)
 
     def _write(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
         if self._writer is not None and not passage.written:

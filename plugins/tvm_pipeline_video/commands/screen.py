@@ -80,7 +80,9 @@ class Screen(Listener):
             show(_figures(report), lines_on_output)
             for line in (*_lines(report), *_outcome(report)):
                 say(line)
-        if written := [str(path) for path in (self._settings.output, self._settings.results) if path and path != "-"]:
+        summary = self._settings.report and self._settings.report / "report.md"
+        files = (self._settings.output, self._settings.results, summary)
+        if written := [str(path) for path in files if path and path != "-"]:
             say(f"written: {', '.join(written)}")
 
     def _close_table(self) -> None:

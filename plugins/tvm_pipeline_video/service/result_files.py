@@ -24,7 +24,7 @@ from tvm_pipeline_video.service.log_files import appending, segment_numbers, seg
 from tvm_pipeline_video.service.mqtt_results import MqttResults, is_broker, parse_broker
 from tvm_pipeline_video.service.result_lines import ResultLine
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.video_extra import Analysed, Frame, JsonLines, VideoFile, draw, json_line
+from tvm_pipeline_video.service.video_extra import Analysed, Figures, Frame, JsonLines, VideoFile, draw, json_line
 
 ROUNDING_S = 1e-6  # of the times of frames
 MOST_PATIENCE_S, WATCHDOG_SHARE = 60.0, 0.8  # of a wait for a broker
@@ -55,6 +55,7 @@ class ResultFiles:
             self._broker = MqttResults(parse_broker(self._results), patience_s=patience_s)
             self._results = None
         self._fps, self._keeps = fps, keeps
+        self._figures = Figures() if settings.overlay else None
         self._stack = ExitStack()
         self._began_s: dict[tuple[str, str], float] = {}  # the first time of each model and source in this segment
         self._number = 0
@@ -108,8 +109,11 @@ class ResultFiles:
         self.begin_frame(label, line.counted_as, seen.frame.clock_s)
         if self.lines:
             self.lines.write(line)
-        if self.video:
-            self.video.write(draw(seen.frame.image, seen.annotations) if picture is None else picture)
+        if self.video and picture is None:
+            found = [*seen.annotations, *([self._figures(line.latency_s)] if self._figures else [])]
+            picture = draw(seen.frame.image, found)
+        if self.video and picture is not None:
+            self.video.write(picture)
         if self._broker:
             self._broker.write(json_line(line), label, written)
         else:

@@ -128,6 +128,8 @@ class Service:
         settings, before = self._settings, None
         power_modes().put_back_left()
         while True:
+            if settings.report:
+                _make(settings.report)  # now, since other files of the run may be in it
             self._listener.begin(settings)
             self._running = settings
             status = StatusFile(settings.status, self._began_s)
@@ -152,6 +154,9 @@ class Service:
             failure = next((model.failure for model in models if model.failure), None)
             if following is None or failure:
                 reports = [model.report() for model in models]
+                if settings.report and not failure:
+                    for model, report in zip(models, reports, strict=True):
+                        model.write_report(settings.report / report.label, report)
                 self._listener.end(reports)
                 if failure:
                     raise failure
@@ -276,3 +281,11 @@ class Service:
     def _located(self, error: PipelineError) -> PipelineError:
         """Return the error with its line in the file of settings, where its option stands there."""
         return self._reader.located(error) if self._reader and isinstance(error, OptionError) else error
+
+
+def _make(report: Path) -> None:
+    """Make the folder of a report."""
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"`report` {report}: {error.strerror}; choose another folder", option="report") from error

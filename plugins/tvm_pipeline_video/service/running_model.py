@@ -7,6 +7,7 @@ model alone, and a frame of noise warms its pipeline. Read next: running.py, whi
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem
-from tvm_pipeline.addresses import shown
+from tvm_pipeline.addresses import shown, without_secrets
 from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
@@ -30,6 +31,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
+from tvm_pipeline.report import write_report
 from tvm_pipeline.runtime import Event, LivePipeline
 from tvm_pipeline.runtime.adaptation import strategy_of
 from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated, making_limit_s
@@ -61,6 +63,7 @@ from tvm_pipeline_video.service.video_extra import (
     Annotation,
     Application,
     Decoder,
+    Figures,
     Frame,
     Interpretation,
     Outputs,
@@ -139,7 +142,8 @@ class RunningModel:
         hangs: whether the thread of the results does not end.
         metering: measures the joules of the frames of all models of the run; None without a sensor.
         ready: set when the pipeline of a run with `wait` has run a frame.
-        chosen_by, found, found_in, deadline: as in `ModelReport`.
+        decision: how the plan that the run began with was chosen; None if it was given.
+        found, found_in, deadline: as in `ModelReport`.
         late: how many frames took longer than the deadline.
     """
 
@@ -156,7 +160,7 @@ class RunningModel:
     hangs: bool = False
     metering: RunEnergy | None = None
     ready: threading.Event = field(default_factory=threading.Event)
-    chosen_by: str = ""
+    decision: Decision | None = None
     found: Counter[str] = field(default_factory=Counter)
     found_in: int = 0
     deadline: FrameDeadline | None = None
@@ -217,11 +221,27 @@ class RunningModel:
             sources=self.sources.statistics(),
             damaged=self.sources.damaged(),
             energy=self.metering.frame if self.metering else energy_by_watts(self.problem, plan, statistics),
-            chosen_by=self.chosen_by,
+            chosen_by=self.decision.decided_by if self.decision else "",
             found=dict(self.found),
             found_in=self.found_in,
             deadline=self.deadline,
             late_share=self.late / max(self.pipeline.frames, 1) if self.deadline else None,
+        )
+
+    def write_report(self, folder: Path, figures: ModelReport) -> None:
+        """Write report.md and its pictures; raise PipelineError where that is not possible."""
+        decision = self.decision or Decision(figures.plan, (figures.plan,), "it was given")
+        switches = [event for event in figures.events if event.kind == "switch"]
+        why = f"after {switches[-1].time_s:.1f} s, {switches[-1].reason}" if switches else decision.why
+        folder.mkdir(exist_ok=True)
+        write_report(
+            folder,
+            self.problem,
+            replace(decision, plan=figures.plan, why=why),
+            figures.statistics,
+            self.pipeline.records()[-1][1],
+            remarks=[f"{event.time_s:.1f} s: {event.kind}: {event.reason}" for event in figures.events],
+            command=[without_secrets(argument) for argument in ("tvm-pipeline", *sys.argv[1:])],
         )
 
 
@@ -292,7 +312,7 @@ def opened_models(
         models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
-            models[-1].deadline = one.planned.deadline
+            models[-1].deadline, models[-1].decision = one.planned.deadline, one.planned.decision
             if settings.late == "drop" and isinstance(one.sources, ModelSources):
                 for source in one.sources.live:
                     source.late_age_s = models[-1].late_age_s
@@ -416,7 +436,6 @@ def _running(
 ) -> RunningModel:
     """Return the model with its pipeline, which does not run yet."""
     label, bundle, planned, sources = opened.label, opened.bundle, opened.planned, opened.sources
-    chosen_by = planned.decision.decided_by if planned.decision else ""
     application: Application[Frame] | None = None
     if planned.has_host:
         application = Application(
@@ -428,6 +447,7 @@ def _running(
             partial(write, label),
             settings.rate,
             sources.place,
+            Figures() if settings.overlay else None,
         )
     host = application.host if application else None
     compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)
@@ -449,11 +469,11 @@ def _running(
     )
     if application:
         results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
-        return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False, chosen_by=chosen_by)
+        return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
     decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
     preprocessing = opened.found.preprocessing
     results = partial(stream, pipeline, sources.frames, preprocessing, decoder)
-    model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder, chosen_by=chosen_by)
+    model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
     graph = bundle.compiled.graph
     if carry_of(graph):
         model.ready.set()  # noise would change the state

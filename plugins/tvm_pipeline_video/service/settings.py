@@ -125,6 +125,15 @@ class Settings:
         "and so on. None that is there is overwritten.",
         panel="Output",
     )
+    report: Path | None = setting(
+        None,
+        "Folder for report.md and its pictures: which plan ran and why, predicted beside measured figures, what each "
+        "device did.",
+        panel="Output",
+    )
+    overlay: bool = setting(
+        False, "Draw the frame rate and the latency of the moment into the video of `output`.", panel="Output"
+    )
     json: bool = setting(False, HELP["json"], panel="Output")
     # Model
     platform: Path | None = setting(
@@ -306,6 +315,11 @@ class Settings:
                 "the next process begins another file",
                 option="output",
             )
+        for path in (self.output, self.results_file):
+            if path and path.parent != self.report and not path.parent.is_dir():
+                raise OptionError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+        if self.overlay and not self.output:
+            raise OptionError("`overlay` goes with `output`", option="overlay")
         if self.segment is None:
             return
         if not 0 < self.segment < float("inf"):

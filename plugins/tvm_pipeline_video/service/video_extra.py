@@ -32,6 +32,7 @@ try:
         stream,
     )
     from tvm_pipeline_video.analysis import Outputs, decoder_name
+    from tvm_pipeline_video.annotations import Figures
     from tvm_pipeline_video.application import Application
     from tvm_pipeline_video.decoders import Request, check_name, is_known, read_labels
     from tvm_pipeline_video.decoding import USUAL_FPS
@@ -52,6 +53,7 @@ __all__ = [
     "Annotation",
     "Application",
     "Decoder",
+    "Figures",
     "Frame",
     "HostSetting",
     "Interpretation",

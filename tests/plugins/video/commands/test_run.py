@@ -23,6 +23,25 @@ def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_report_has_the_measured_figures_and_an_overlay_changes_pixels(cli, bundle, tmp_path):
+    import av
+
+    folder, pictures = tmp_path / "out", []
+    for name, *options in (("plain",), ("figures", "--overlay", "--report", folder, "--json")):
+        video = tmp_path / f"{name}.mkv"
+        outcome = cli("run", bundle, "--source", "synthetic:160x96@30:30", "--output", video, *options)
+        assert outcome.code == 0, outcome.err
+        with av.open(str(video)) as container:
+            pictures.append([frame.to_ndarray(format="gray") for frame in container.decode(video=0)][-1].astype(int))
+    difference = np.abs(pictures[0] - pictures[1])
+    assert difference[:14, :40].max() > 50  # text at the top left, and nothing elsewhere
+    assert difference[48:].max() < 20
+    report = (folder / "report.md").read_text()
+    assert f"at **{outcome.json['measured']['throughput_fps']:.3g} frames a second**" in report
+    assert {path.name for path in folder.iterdir()} == {"report.md", "frame.png", "gantt.png", "graph.png"}
+
+
+@pytest.mark.thorough
 def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
     """The highest score of each line is that of the whole model run frame by frame."""
     from tvm_pipeline import open_bundle

@@ -201,6 +201,8 @@ def test_the_last_picture_is_served(cli, bundle):
         (("--objective", "latency", "--max-latency", "1"), "--max-latency goes with objective throughput"),
         (("--max-latency", "1e-9"), "1e-09"),
         (("--output", "out.mp4", "--supervise"), "--output with --supervise: a video cannot go on"),
+        (("--overlay",), "--overlay goes with --output"),
+        (("--output", "nowhere/out.mp4"), "cannot write nowhere/out.mp4: there is no folder nowhere"),
         (("--segment", "nan", "--output", "out.mp4"), "--segment nan: it must be positive"),
         (("--segment", "5"), "--segment is of files; give --output or --results"),
         (("--segment", "5", "--output", "out.mp4", "--results", "-"), "--segment with --results -: standard output"),
