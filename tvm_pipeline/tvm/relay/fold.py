@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import autotvm, relay
+from tvm.relay.backend import te_compiler
 
 from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
@@ -31,6 +33,9 @@ from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out,
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
+
+# TVM asks for the options of its own build again at each kernel, which is a sixth of the time of a compile.
+te_compiler.libinfo = cache(te_compiler.libinfo)
 
 MOST_FOLDED_BYTES = 1 << 26  # of a constant that is several times as large as those that it is computed from
 
