@@ -13,20 +13,9 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.networks import as_model, relay_module
-from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_host.detection import host_target
-
-# Networks of relay.testing on pictures small enough for many runs.
-SMALL_PICTURES = {"squeezenet": (1, 3, 64, 64), "mobilenet": (1, 3, 64, 64)}
-
-
-def describe(name: str) -> Model:
-    if name in SMALL_PICTURES:
-        return load(name, {"data": SMALL_PICTURES[name]})
-    return as_model(name, *relay_module(name))
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +34,7 @@ def compiled(target: str) -> Callable[..., RelayModel]:
 
     @cache
     def compile_(name: str, *targets: str) -> RelayModel:
-        return RelayModel.compile(describe(name), targets or (target,), lambda _: None)
+        return RelayModel.compile(as_model(name, *relay_module(name)), targets or (target,), lambda _: None)
 
     return compile_
 

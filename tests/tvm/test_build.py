@@ -65,21 +65,19 @@ def test_the_second_time_it_comes_from_the_cache(own_cache: Path, target: str) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("other", ["model", "target"])
-def test_another_model_or_target_is_compiled(other: str, own_cache: Path, target: str) -> None:
+def test_another_model_or_target_is_compiled(own_cache: Path, target: str) -> None:
     said = log_lines("INFO")
     build_library(text_model("tanh(%x)"), target)
-    changed = text_model("exp(%x)") if other == "model" else text_model("tanh(%x)")
-    build_library(changed, "llvm" if other == "target" else target)
-    assert sum(line.startswith("importing") for line in said) == 2, "imported and compiled twice"
-    assert sum(line.startswith("compiling") and "%" not in line for line in said) == 2
+    build_library(text_model("exp(%x)"), target)
+    build_library(text_model("tanh(%x)"), "llvm")
+    assert sum(line.startswith("importing") for line in said) == 3, "imported and compiled twice"
+    assert sum(line.startswith("compiling") and "%" not in line for line in said) == 3
 
 
 @pytest.mark.thorough
 def test_a_failure_leaves_nothing_in_the_cache(own_cache: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(ModelError, match="TVM cannot compile it for llvm -mcpu=x86-64-v3 -no-such"):
-            build_library(text_model("tanh(%x)"), "llvm -mcpu=x86-64-v3 -no-such=1")
+    with pytest.raises(ModelError, match="TVM cannot compile it for llvm -mcpu=x86-64-v3 -no-such"):
+        build_library(text_model("tanh(%x)"), "llvm -mcpu=x86-64-v3 -no-such=1")
     assert not [file for file in own_cache.rglob("*") if file.is_file()]
 
 

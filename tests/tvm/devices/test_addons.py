@@ -56,7 +56,18 @@ def test_an_add_on_is_built_once(tmp_path: Path, cache: Path) -> None:
     assert len(said) == 1
 
 
-@pytest.mark.thorough
+@pytest.fixture
+def copying_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the compiler copy the source, where nothing is loaded."""
+    compiler = tmp_path / "copy"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = -v ] && exit; until [ "$1" = -o ]; do shift; done; cp runtime/small.cc "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
+@pytest.mark.usefixtures("copying_compiler")
 def test_a_damaged_library_is_built_again(tmp_path: Path, cache: Path) -> None:
     """A library that was cut short is not loaded, which would end the process; it is said and built again."""
     addon, said = small_addon(tmp_path, "tests.devices.damaged"), log_lines("INFO")
@@ -67,7 +78,7 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, cache: Path) -> None:
     assert any("damaged" in line for line in said)
 
 
-@pytest.mark.thorough
+@pytest.mark.usefixtures("copying_compiler")
 def test_another_text_another_version_and_another_option_are_other_libraries(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,16 +24,17 @@ const char* cudaGetErrorString(int error) { return "CUDA driver version is insuf
 """
 
 
-def refusal(action: str, tmp_path: Path, **environment: str) -> str:
-    """Return the message of the PlatformError that an action raises in a process of its own.
+def refusals(tmp_path: Path, **environment: str) -> str:
+    """Return why neither OpenCL nor CUDA is ready to run in a process of its own.
 
     What is loaded into this process, and registered with its TVM, is not there.
     """
     code = (
         "from tvm_pipeline.errors import PlatformError\n"
-        "from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run\n"
-        f"try: {action}\n"
-        "except PlatformError as error: print(error)\n"
+        "from tvm_pipeline.tvm.devices.runtimes import ready_to_run\n"
+        "for kind in ('opencl', 'cuda'):\n"
+        "    try: ready_to_run(kind)\n"
+        "    except PlatformError as error: print(error)\n"
     )
     environment = {**os.environ, "TVM_PIPELINE_CACHE": str(tmp_path / "cache"), **environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -76,31 +77,24 @@ def test_a_cuda_target_names_its_gpu() -> None:
         ready_to_compile("nvidia/jetson-agx-xavier")
 
 
-def test_no_loader_of_opencl(tmp_path: Path) -> None:
+def test_no_loader_of_opencl_and_no_driver_of_nvidia(tmp_path: Path) -> None:
     """The message names the package that has it."""
-    folder = posing(tmp_path / "lib", "libOpenCL.so.1")
-    assert "apt install ocl-icd-libopencl1" in refusal("ready_to_run('opencl')", tmp_path, LD_LIBRARY_PATH=folder)
+    posing(tmp_path / "lib", "libcuda.so.1")
+    said = refusals(tmp_path, LD_LIBRARY_PATH=posing(tmp_path / "lib", "libOpenCL.so.1"))
+    assert "apt install ocl-icd-libopencl1" in said
+    assert "NVIDIA's driver" in said
 
 
-def test_a_loader_of_opencl_without_a_platform(tmp_path: Path) -> None:
-    """Its loader says -1001."""
-    folder = posing(tmp_path / "lib", "libOpenCL.so.1", "int clGetPlatformIDs(int a, void* b, void* c){return -1001;}")
-    assert "apt install pocl-opencl-icd" in refusal("ready_to_run('opencl')", tmp_path, LD_LIBRARY_PATH=folder)
-    assert not (tmp_path / "cache" / "addons").exists()  # nothing was built in vain
-
-
-def test_no_driver_of_nvidia(tmp_path: Path) -> None:
-    folder = posing(tmp_path / "lib", "libcuda.so.1")
-    assert "NVIDIA's driver" in refusal("ready_to_run('cuda')", tmp_path, LD_LIBRARY_PATH=folder)
-
-
-def test_no_device_of_nvidia(tmp_path: Path) -> None:
-    """The reason is that of CUDA's runtime; headers and libraries are those of the toolkit in CUDA_HOME."""
+def test_no_platform_of_opencl_and_no_device_of_nvidia(tmp_path: Path) -> None:
+    """OpenCL's loader says -1001. The reason of CUDA's runtime is told; CUDA_HOME has its headers and libraries."""
     toolkit = tmp_path / "toolkit"
     (toolkit / "include").mkdir(parents=True)
     (toolkit / "include/cuda.h").write_text("#define CUDA_VERSION 12020\n")
     (toolkit / "include/cuda_runtime.h").write_text("")
     posing(toolkit / "lib64", "libcudart.so.12", RUNTIME)
+    posing(tmp_path / "lib", "libOpenCL.so.1", "int clGetPlatformIDs(int a, void* b, void* c){return -1001;}")
     folder = posing(tmp_path / "lib", "libcuda.so.1", DRIVER)
-    said = refusal("ready_to_run('cuda')", tmp_path, LD_LIBRARY_PATH=folder, CUDA_HOME=str(toolkit))
+    said = refusals(tmp_path, LD_LIBRARY_PATH=folder, CUDA_HOME=str(toolkit))
+    assert "apt install pocl-opencl-icd" in said
     assert "no device can be used: CUDA driver version is insufficient" in said
+    assert not (tmp_path / "cache" / "addons").exists()  # nothing was built in vain
