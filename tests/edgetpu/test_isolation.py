@@ -71,7 +71,7 @@ def holders(stick: Path) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("faults", [2, pytest.param(8, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("faults", [1, pytest.param(8, marks=pytest.mark.thorough)])
 def test_faults_in_the_middle_of_a_stream_cost_no_frame_and_no_other_stage(usb, faults):
     model, platform = compiled(TWO)
     problem, plan = problem_of(model, platform), plan_of(model.graph, random_stages(model.graph, 2, 0))
@@ -160,9 +160,6 @@ def test_only_sticks_have_processes(usb):
     frames, others = frames_of(model.graph, 3), children_of(os.getpid())
     with isolated(model, platform, plan.stages, every=False) as apart, Pipeline(apart, plan, platform) as pipeline:
         assert len(children_of(os.getpid()) - others) == 1
-        assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
-    with isolated(model, platform, plan.stages) as apart, Pipeline(apart, plan, platform) as pipeline:
-        assert len(children_of(os.getpid()) - others) == 3
         assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
 
 

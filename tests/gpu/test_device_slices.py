@@ -16,7 +16,6 @@ needs("tvm")
 
 import tvm
 
-from tests.support.networks import NETWORKS
 from tests.support.software_cuda import SoftwareCuda
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
@@ -27,7 +26,7 @@ from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_gpu.gpu import bind
 
-FLOAT_NETWORKS = [name for name in NETWORKS if name != "int8"]
+NETWORKS = ["branching", "splitting", "shapes"]
 Mixed = Callable[[str], RelayModel]
 
 
@@ -40,7 +39,7 @@ def names(model: RelayModel) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", FLOAT_NETWORKS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
     model = mixed(name)
     whole, host = outputs(model, [(names(model), gpu)]), outputs(model, [(names(model), cpu)])
@@ -54,7 +53,7 @@ def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu:
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", FLOAT_NETWORKS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_stages_on_cpu_and_gpu_in_turn(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
     model, random = mixed(name), Random(1)
     host = outputs(model, [(names(model), cpu)])
@@ -93,7 +92,7 @@ def test_parameters_are_on_the_device_once_for_all_slices(
 
 @pytest.mark.thorough
 def test_only_what_crosses_a_cut_is_copied(mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda) -> None:
-    model = mixed("mobile")
+    model = mixed("branching")
     operators = names(model)
     stage = model.stage(operators[1:-1], gpu)
     inputs, found = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]

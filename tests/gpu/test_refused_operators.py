@@ -154,13 +154,13 @@ def test_it_is_said_at_each_compile_and_found_out_once(
     assert lines.count(CHECKING) == 2
 
 
-def test_what_was_saved_before_there_was_this_file_is_read(model: RelayModel, gpu: Device, tmp_path: Path) -> None:
-    model.save(tmp_path)
+def test_what_was_saved_before_there_was_this_file_is_read(branching: RelayModel, gpu: Device, tmp_path: Path) -> None:
+    branching.save(tmp_path)
     (tmp_path / "refused.json").write_text("[")
     with pytest.raises(BundleError, match=r"refused\.json.*compile the model again"):
         RelayModel.load(tmp_path, bind)
     (tmp_path / "refused.json").unlink()
-    assert RelayModel.load(tmp_path, bind).computes(gpu) == names(model)
+    assert RelayModel.load(tmp_path, bind).computes(gpu) == names(branching)
 
 
 # Other networks, whose GPU library is spoilt
@@ -246,6 +246,7 @@ class Off(RelayModel):
         return runner
 
 
+@pytest.mark.thorough
 def test_cuts_that_differ_in_front_of_nms_are_an_error(model: RelayModel, platform: Platform) -> None:
     """All results of the model come out of the CPU, and those of the GPU's stages are compared where NMS reads them."""
     wrong = Off("detector", [replace(each, folder=None) for each in model.libraries.values()], bind)
