@@ -19,7 +19,6 @@ from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import open_bundle
 from tvm_pipeline.backends.registry import find_backend, settle_platform
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.workflow.steps import compile_source
 from tvm_pipeline_gpu.detection import survey
@@ -84,16 +83,12 @@ def server(tmp_path: Path) -> Iterator[BoardServer]:
 
 @pytest.mark.thorough
 def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, server, tmp_path):
-    bundle, profile = tmp_path / "net.tar", tmp_path / "profile.json"
-    remote = ("--remote", server.address, "--platform", both)
-    outcome = cli("profile", net, "--repeats", 2, "-o", profile, *remote)
-    assert outcome.code == 0, outcome.err
-    assert read_profile(profile).devices["gpu"].receive is not None
-    planned = ("--profile", profile, "--stages", 2, "--verify", 0)
-    outcome = cli("compile", net, "-o", bundle, *planned, *remote, "--json")
+    bundle, remote = tmp_path / "net.tar", ("--remote", server.address, "--platform", both)
+    outcome = cli("compile", net, "-o", bundle, "--stages", 2, "--verify", 0, *remote, "--json")
     assert outcome.code == 0, outcome.err
     assert sorted(line.split()[0] for line in outcome.json["compared"]) == ["cpu", "gpu"]
     with open_bundle(bundle) as opened:  # the board is this machine
+        assert opened.profile.devices["gpu"].receive is not None
         assert {device for stage in opened.plan.stages for device in stage.devices} == {"cpu", "gpu"}
 
 

@@ -47,16 +47,16 @@ def address(patient):
     return str(patient.address)
 
 
-@pytest.fixture
-def machine(address):
-    with Board.connect(address) as board:
+@pytest.fixture(scope="module")
+def machine(patient):
+    with Board.connect(str(patient.address)) as board:
         yield RemoteMachine(board)
 
 
-@pytest.fixture
-def desk(tmp_path):
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
     """A platform file of one core, so that little is measured."""
-    file = tmp_path / "desk.toml"
+    file = tmp_path_factory.mktemp("desk") / "desk.toml"
     file.write_text('name = "desk"\n[[device]]\nname = "only"\nbackend = "host"\ncores = [0]\n')
     return file
 
@@ -136,23 +136,12 @@ def test_stages_turns_and_joules_by_watts_are_the_boards(net, machine, desk):
 
 
 @pytest.mark.thorough
-def test_devices_that_the_board_lacks_are_said_by_it(cli, net, address, tmp_path):
-    file = tmp_path / "other.toml"
-    file.write_text('name = "other"\n[[device]]\nname = "far"\nbackend = "host"\ncores = [4000]\n')
-    outcome = cli("profile", net, "--remote", address, "--platform", file)
-    assert outcome.code == 1
-    assert "board" in outcome.err
-    assert "device far names cores [4000]" in outcome.err
-
-
-@pytest.mark.thorough
 def test_a_bundle_for_another_platform_is_refused_by_the_board(cli, net, address, machine, desk, tmp_path):
     made = compile_source(net, platform=desk, machine=machine)
     path = _saved(machine, made, tmp_path / "net.tar")
     with open_bundle(path) as bundle:
         far = Platform("far", (replace(bundle.platform.devices[0], cores=(4000,)),))
         write_bundle(path, replace(bundle, platform=far, profile=_one_second(bundle.graph)))
-    machine.board.close()
     outcome = cli("bench", path, "--remote", address, "--seconds", "0.05")
     assert outcome.code == 1
     assert "was made for another machine: device only names cores [4000]" in outcome.err

@@ -17,7 +17,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.plugins.kernels.relay.test_schedules import layer
-from tests.support.networks import as_model, relay_module
+from tests.support.networks import Weights, as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import TunedKernels
@@ -36,7 +36,7 @@ from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
 HERE = list(filter(runs_here, LEVELS))
-LAYERS = 3  # of random shapes, for each target
+LAYERS = 2  # of random shapes, for each target
 
 pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2")
 
@@ -67,7 +67,11 @@ def test_every_choice_has_the_bits_of_the_rule(target: str) -> None:
 @pytest.mark.thorough
 def test_a_choice_is_what_is_compiled() -> None:
     """Both templates: code under a choice is other code than without."""
-    mod, params = relay_module("mobile")
+    weights = Weights()
+    y = weights.conv(relay.var("data", shape=(1, 16, 9, 9)), 16, 3)
+    y = relay.nn.conv2d(y, weights(16, 1, 3, 3), channels=16, groups=16, kernel_size=(3, 3))
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    params = weights.params
     choices = random_choices(mod, params, TARGET, Random(0))
     plain = fast_build(mod, TARGET, params).get_lib().get_source("asm")
     for template in (CONV2D, DEPTHWISE):
@@ -122,7 +126,7 @@ def choose(library: Library, count: int) -> dict[Workload, Choice]:
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
     said = log_lines("INFO")
-    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
+    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "splitting"))
     plain, untouched = build_library(model, TARGET), build_library(other, TARGET)
     shared = set(plain.tuning.workloads.values()) & set(untouched.tuning.workloads.values())
     assert not shared
@@ -149,7 +153,7 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
     for file in (own_cache / "libraries").iterdir():
         file.rename(tmp_path / file.name)
     said = log_lines("INFO")
-    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
+    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "splitting"))
     tuned = build_library(model, TARGET)
     assert dict(tuned.tuning.choices) == chosen
     untuned = build_library(other, TARGET)
@@ -166,7 +170,7 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
-    model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
+    model, device = as_model("branching", *relay_module("branching")), Device("cpu0", "host", (0,), TARGET)
     compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None)
     plain = compile_()
     assert plain.tuned() == []

@@ -17,10 +17,9 @@ FILM = "synthetic:64x48@30:12"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(own_cache):
     """Keeps the plans of one test from another."""
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "applications"
+    return own_cache / "applications"
 
 
 def operators(report: dict) -> list[str]:
@@ -55,8 +54,7 @@ def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, c
     assert "before" not in cli("run", bundle, "--source", FILM, "--fresh").err
     assert len(list(cache.iterdir())) == 1
     assert "before" not in cli("run", bundle, "--source", "synthetic:96x48@30:12").err  # frames of another size
-    assert "before" not in cli("run", bundle, "--source", FILM, "--objective", "latency").err
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.iterdir())) == 2
     for path in cache.iterdir():
         path.write_text("{")  # damaged: it is measured again
     assert "before" not in cli("run", bundle, "--source", FILM).err
@@ -64,7 +62,7 @@ def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, c
 
 @pytest.mark.thorough
 def test_candidates_run_side_by_side_on_the_source(cli, bundle):
-    outcome = cli("run", bundle, "--source", FILM, "--verify", 4)
+    outcome = cli("run", bundle, "--source", FILM, "--verify", 0.5)
     assert outcome.code == 0, outcome.err
     assert "plan: " in outcome.err
     assert "measure" in outcome.err  # what it measured; or, on a machine that is very busy, that there was no time

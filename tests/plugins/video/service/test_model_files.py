@@ -38,12 +38,12 @@ class Heard(Listener):
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory) -> tuple[Path, Path, list[str], list[str]]:
+def compiled(tmp_path_factory, empty_cache) -> tuple[Path, Path, list[str], list[str]]:
     """Give a model file, its bundle in a shared cache, and what was said and doubted when it was compiled."""
     folder = tmp_path_factory.mktemp("models")
     path, heard, warned = write_tiny_yolo(folder / "tiny.onnx"), Heard(), log_lines("WARNING")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_PIPELINE_CACHE", str(folder / "cache"))
+        patch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(folder / "cache")))
         with opened_model(path, Settings(), heard) as (kept, bundle):
             assert bundle.metadata["task"] == "detect"
     return path, kept, heard.lines, warned.copy()

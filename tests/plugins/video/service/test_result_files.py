@@ -130,15 +130,14 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
 
     def kill() -> None:
         try:
-            for least in (60, 140):
-                assert wait_for(lambda least=least: total() > least)
-                (worker,) = workers()
-                os.kill(worker, signal.SIGKILL)
-                assert wait_for(lambda worker=worker: worker not in workers())
-                kills.append(segment_numbers(lines)[-1])
-                with segment_path(lines, kills[-1]).open("ab") as file:  # as a power failure may leave it
-                    file.write(b'{"frame": ')
-            assert wait_for(lambda: total() > 200)
+            assert wait_for(lambda: total() > 60)
+            (worker,) = workers()
+            os.kill(worker, signal.SIGKILL)
+            assert wait_for(lambda: worker not in workers())
+            kills.append(segment_numbers(lines)[-1])
+            with segment_path(lines, kills[-1]).open("ab") as file:  # as a power failure may leave it
+                file.write(b'{"frame": ')
+            assert wait_for(lambda: total() > 120)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -154,7 +153,7 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
     assert segments[0][0]["frame"] == 500
     frames = [row["frame"] for segment in segments[1:] for row in segment]
     assert frames == list(range(len(frames)))
-    assert len(kills) == 2
+    assert len(kills) == 1
     for number, segment in enumerate(segments[1:], 2):
         at_least = len(segment) - 32 if number in kills else len(segment)
         if at_least > 0:

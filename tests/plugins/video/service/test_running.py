@@ -68,7 +68,9 @@ def test_a_run_in_another_thread_can_be_stopped(bundle):
     reports = []
     sources = ["synthetic:64x48", "synthetic:32x32"]
     heard = Heard()
-    service = Service(Settings(bundle=[bundle], source=sources, limit=10**6, objective="latency"), listener=heard)
+    service = Service(
+        Settings(bundle=[bundle], source=sources, limit=10**6, objective="latency", verify=0), listener=heard
+    )
     thread = threading.Thread(target=lambda: reports.extend(service.run()))
     thread.start()
     assert heard.frames_came.wait(60)

@@ -50,10 +50,10 @@ def secrets_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.thorough
-def test_no_command_shows_it(address, cli, model, tmp_path, monkeypatch):
+def test_no_command_shows_it(address, cli, model, empty_cache, tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", f"{work}/cache")
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(work / "cache")))
     bundle = work / "net.tar"
     outcome = cli("compile", model, "-o", bundle, "--source", address, "--verify", 0)
     assert outcome.code == 0, outcome.err

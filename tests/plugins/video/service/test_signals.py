@@ -116,8 +116,9 @@ def test_a_supervised_worker_takes_no_code_from_the_working_folder(tmp_path):
     assert not (tmp_path / "taken").exists()
 
 
-def test_a_compile_that_is_ended_leaves_nothing(tmp_path):
+def test_a_compile_that_is_ended_leaves_nothing(empty_cache, tmp_path):
     """While a process of its own makes the library, of which the unfinished folder is in the cache."""
+    empty_cache(tmp_path / "cache")
     write_picture_net(tmp_path / "net.onnx")
     command = Command(tmp_path, "compile", "net.onnx", "-o", "net.tar", "--verify", 0)
     command.wait_until(lambda: list(command.cache.glob("libraries/.*")))
