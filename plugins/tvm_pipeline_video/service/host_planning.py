@@ -103,7 +103,7 @@ def plan_with_host(
         usual: the problem of the bundle, with the objective and the limits.
         rate_fps: the frames a second that come; None where the source gives frames as fast as they are taken.
         verify_s: how long candidates may run side by side.
-        given: a plan of the model alone, to run with the host work around it; None to plan.
+        given: a plan of the application, or of the model, to run with the host work around it; None to plan.
         key: names the application in the cache; empty where nothing is to be kept.
         fresh: measure and plan anew, also where that was done before.
         meter: samples a sensor of power, for candidates of least energy.
@@ -136,7 +136,9 @@ def plan_with_host(
     profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:
-        plan = with_host(problem, given)
+        names = {name for stage in given.stages for name in stage.operators}
+        is_whole = names == {operator.name for operator in graph.operators}
+        plan = judged(problem, given) if is_whole else with_host(problem, given)
         return HostPlan(problem, kept_in_time(problem, Decision(plan, (plan,), ""), deadline, listener).plan)
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem
+from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem, read_plan
 from tvm_pipeline.addresses import shown, without_secrets
 from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
@@ -373,7 +373,11 @@ def _planned(
         sources: the model's, and their policies; host work is measured on the first.
     """
     spec = sources[0][0]
-    given, chosen = chosen_plan(bundle, plan)
+    reported = read_plan(plan) if plan else None
+    if reported and any(name.startswith("host/") for stage in reported.stages for name in stage.operators):
+        given, chosen = chosen_plan(bundle)[0], reported  # it is judged with the host work
+    else:
+        given, chosen = chosen_plan(bundle, plan)
     problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
     asked = bool(settings.objective or settings.min_throughput or settings.max_latency)
     if host_devices(bundle.platform, bundle.profile):

@@ -29,7 +29,9 @@ def test_a_report_has_the_measured_figures_and_an_overlay_changes_pixels(cli, bu
     folder, pictures = tmp_path / "out", []
     for name, *options in (("plain",), ("figures", "--overlay", "--report", folder, "--json")):
         video = tmp_path / f"{name}.mkv"
-        outcome = cli("run", bundle, "--source", "synthetic:160x96@30:30", "--output", video, *options)
+        outcome = cli(
+            "run", bundle, "--source", "synthetic:160x96@30:30", "--output", video, "--adapt", "off", *options
+        )
         assert outcome.code == 0, outcome.err
         with av.open(str(video)) as container:
             pictures.append([frame.to_ndarray(format="gray") for frame in container.decode(video=0)][-1].astype(int))
@@ -39,6 +41,10 @@ def test_a_report_has_the_measured_figures_and_an_overlay_changes_pixels(cli, bu
     report = (folder / "report.md").read_text()
     assert f"at **{outcome.json['measured']['throughput_fps']:.3g} frames a second**" in report
     assert {path.name for path in folder.iterdir()} == {"report.md", "frame.png", "gantt.png", "graph.png"}
+    plan = tmp_path / "plan.txt"
+    plan.write_text(next(block for block in report.split("```\n") if block.startswith("plan ")))
+    arguments = "--source", "synthetic:160x96@30:30", "--output", tmp_path / "again.mkv", "--plan", plan, "--json"
+    assert cli("run", bundle, *arguments).json["stages"] == outcome.json["stages"]
 
 
 @pytest.mark.thorough
