@@ -29,7 +29,8 @@ TOOLS = {
 
 def test_every_benchmark_has_a_figure() -> None:
     benchmarks = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    quoted = set(re.findall(r"python benchmarks/(\w+\.py)", (ROOT / "docs/figures.md").read_text()))
+    pages = [ROOT / "docs/figures.md", *(ROOT / "docs/papers").glob("*.md")]
+    quoted = {name for page in pages for name in re.findall(r"python benchmarks/(\w+\.py)", page.read_text())}
     assert benchmarks - TOOLS <= quoted <= benchmarks
 
 
