@@ -55,17 +55,28 @@ def test_a_plan_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     assert made > 0
 
 
-@pytest.mark.parametrize("scheduler", PREDICTING)
-def test_each_plans_a_published_network_on_edge_tpus(scheduler: str) -> None:
-    graph = read_graph(PROFILES / "keras" / "ResNet50.json")
-    problem = Problem(graph, read_platform(PROFILES / "platforms" / "coral-usb-2.toml"), unmeasured(graph))
+# predpar asks its network for each segment, 6 seconds in plain Python; test_predpar.py has a small network for it.
+@pytest.mark.parametrize(
+    "scheduler",
+    [pytest.param(name, marks=pytest.mark.thorough) if name == "predpar" else name for name in PREDICTING],
+)
+def test_each_plans_a_published_network_on_edge_tpus(published: tuple[Problem, float], scheduler: str) -> None:
+    problem, best = published
     found = plan(problem, scheduler).plan
     assert found.scheduler == scheduler
     assert found.predicted == evaluate(problem, found.stages).predicted
     assert found.value is not None
+    assert found.value <= best
+
+
+@pytest.fixture(scope="module")
+def published() -> tuple[Problem, float]:
+    """A network on two Edge TPUs, and the value of its best plan."""
+    graph = read_graph(PROFILES / "keras" / "ResNet50.json")
+    problem = Problem(graph, read_platform(PROFILES / "platforms" / "coral-usb-2.toml"), unmeasured(graph))
     best = plan(problem).plan.value
     assert best is not None
-    assert found.value <= best
+    return problem, best
 
 
 def test_the_page_of_the_papers_states_what_each_takes() -> None:

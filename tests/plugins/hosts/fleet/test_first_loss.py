@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # A process of its own, since the loops are compiled once in each.
 PROGRAM = """
 import sys
@@ -44,6 +46,7 @@ assert compiled() == ready, (ready, compiled())
 """
 
 
+@pytest.mark.thorough
 def test_a_loss_compiles_nothing():
     environment = {name: text for name, text in os.environ.items() if name != "NUMBA_DISABLE_JIT"}
     found = subprocess.run(

@@ -86,8 +86,15 @@ def slow_start(folder: Path, who: str, module: str = "tvm_pipeline") -> dict[str
     return {"PYTHONPATH": path, "SLOW": who, "SLOW_MODULE": module}
 
 
-@pytest.mark.parametrize("module", ["tvm_pipeline", "tvm_pipeline.cli.devices"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "module"),
+    [
+        (signal.SIGINT, "tvm_pipeline"),
+        (signal.SIGINT, "tvm_pipeline.cli.devices"),
+        (signal.SIGTERM, "tvm_pipeline"),
+        (signal.SIGHUP, "tvm_pipeline.cli.devices"),
+    ],
+)
 def test_one_that_comes_while_modules_are_imported(tmp_path, number, module):
     command = Command(tmp_path, "devices", **slow_start(tmp_path, "PATH", module))
     command.wait_until((tmp_path / "begun").exists)
