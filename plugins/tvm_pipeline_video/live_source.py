@@ -330,6 +330,7 @@ class LiveSource:
             while most_s is not None and self._waiting and self._waiting[0].age_s > most_s:
                 self._waiting.popleft()
                 self._dropped[reason] += 1
+                self._changed.notify_all()  # there is room for the next one
 
     def _open(self) -> Source:
         hanging = sum(reader.is_alive() for reader in self._hanging)

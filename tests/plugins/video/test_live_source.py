@@ -22,6 +22,7 @@ from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline_video import LiveSource, Policy, Reconnect, open_source, parse_policy
 from tvm_pipeline_video.decoding import Picture
 from tvm_pipeline_video.errors import VideoError
+from tvm_pipeline_video.live_source import MOST_WAITING
 
 # Policies
 
@@ -112,6 +113,15 @@ def test_no_frame_is_given_out_that_is_too_old(reason: str) -> None:
     assert set(counts.dropped) <= {reason, "full"}
     assert 0 < counts.delivered < 400
     assert explained(source) == Counter(counts.dropped)
+
+
+def test_a_reader_that_waits_for_room_has_it_when_all_that_waits_is_too_old() -> None:
+    with live(film(MOST_WAITING + 2), policy="block", reconnect=None) as source:
+        while source.statistics().read < MOST_WAITING:
+            time.sleep(0.001)
+        source.late_age_s = lambda: 0.0
+        assert numbers(list(source)) == []
+        assert explained(source) == {"late": MOST_WAITING + 2}
 
 
 def test_frames_that_waited_too_long_are_dropped_for_their_age() -> None:

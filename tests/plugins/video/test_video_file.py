@@ -123,7 +123,7 @@ def written(path: Path, count: int, limit: int = -1, kind: str = "moving") -> su
 
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "moving") for name in NAMES[:5]), *((name, "still") for name in NAMES[:2])]
+    ("name", "kind"), [*((name, "moving") for name in ("a.mp4", "a.mkv", "a.avi", "a.ts")), ("a.mp4", "still")]
 )
 def test_a_killed_process_leaves_a_video_that_lacks_a_second_at_most(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
@@ -135,8 +135,10 @@ def test_a_killed_process_leaves_a_video_that_lacks_a_second_at_most(tmp_path: P
 
 
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("limit", [0, 500, 20_000, 33_333, 70_000])
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("a.mp4", 0), ("a.mkv", 500), ("a.avi", 0), ("a.mp4", 20_000), ("a.mkv", 33_333), ("a.avi", 70_000)],
+)
 def test_a_full_disk_is_named_and_leaves_what_plays(tmp_path: Path, name: str, limit: int) -> None:
     """The system's limit on file sizes stands in for a full disk, and strikes wherever it does."""
     path = tmp_path / name
@@ -156,18 +158,18 @@ def test_a_full_disk_is_named_and_leaves_what_plays(tmp_path: Path, name: str, l
 
 @pytest.mark.thorough
 def test_a_disk_that_is_full_when_the_video_is_closed(tmp_path: Path) -> None:
-    """At every byte of the end: the last fragment, and the index after it."""
+    """At several places of the end: the last fragment, and the index after it."""
     path = tmp_path / "a.mp4"
     assert written(path, 30, 10**9).stdout == "30\n"
     whole = path.stat().st_size
-    for limit in range(whole - 1, whole - 1500, -250):
+    for limit in range(whole - 1, whole - 1500, -500):
         said, frames = written(path, 30, limit).stdout.splitlines()
         assert (f"cannot write {path}: File too large" in said, frames) == (True, "30")
         assert 30 - 15 <= len(list(open_source(str(path)))) <= 30
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.m4v"])
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov"])
 def test_a_kill_between_the_index_and_the_step_that_makes_it_count(tmp_path: Path, name: str) -> None:
     """The last step turns eight bytes at the beginning; with what stood there before, the fragments count."""
     killed, closed = tmp_path / f"killed{Path(name).suffix}", tmp_path / name

@@ -84,10 +84,11 @@ def run(folder: Path, bundle: Path, *options: str, before: str = "", user: int =
 
 
 @pytest.mark.thorough
-def test_a_home_that_is_not_there(folder, bundle):
-    said = run(folder, bundle, HOME="/nonexistent", NUMBA_DISABLE_JIT="0")
+def test_a_user_without_an_entry_and_with_a_home_that_is_not_there(folder, bundle):
+    said = run(folder, bundle, user=NO_ENTRY, HOME="/nonexistent", NUMBA_DISABLE_JIT="0")
     assert "the cache /nonexistent/.cache/tvm-pipeline cannot be written" in said
-    assert f"{folder}/tmp/tvm-pipeline-{NOBODY} is used" in said
+    assert f"{folder}/tmp/tvm-pipeline-{NO_ENTRY} is used" in said
+    assert list((folder / "tmp" / f"tvm-pipeline-{NO_ENTRY}" / "applications").iterdir())
 
 
 @pytest.mark.thorough
@@ -95,12 +96,6 @@ def test_the_folders_of_the_unit_on_a_read_only_system(folder, bundle):
     before = READ_ONLY.format(folder=folder)
     said = run(folder, bundle, before=before, HOME="/home/none", STATE_DIRECTORY=f"{folder}/state")
     assert f"{folder}/state/cache is used" in said
-
-
-@pytest.mark.thorough
-def test_a_supervised_run_of_a_user_without_an_entry(folder, bundle):
-    assert "cannot be written" in run(folder, bundle, "--supervise", user=NO_ENTRY)
-    assert list((folder / "tmp" / f"tvm-pipeline-{NO_ENTRY}" / "applications").iterdir())  # it outlives the worker
 
 
 @pytest.mark.thorough
