@@ -20,7 +20,7 @@ from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
 
-TARGETS = ["llvm -mcpu=x86-64-v3", "llvm -mcpu=znver4"]
+TARGETS = ["llvm -mcpu=x86-64-v3"]
 FRAME = {"image": np.random.default_rng(2).integers(-128, 128, (1, 9, 9, 3)).astype("int8")}
 ZERO = -128  # of tensors behind a ReLU
 

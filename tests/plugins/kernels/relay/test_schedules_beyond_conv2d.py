@@ -165,7 +165,7 @@ def spread(x: Array, kernel: Array, stride: int, padding: int) -> Array:
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("stride", "extent", "padding"),
-    [(1, 3, 1), (2, 2, 0), (2, 3, 1), (2, 4, 1), (3, 2, 0), (4, 8, 2), (9, 9, 0), (16, 16, 0)],
+    [(1, 3, 1), (2, 2, 0), (2, 3, 1), (3, 2, 0), (4, 8, 2), (16, 16, 0)],
 )
 @pytest.mark.parametrize("target", ["llvm -mcpu=x86-64-v3", WIDE])
 def test_a_transposed_convolution_is_what_its_definition_says(
@@ -207,7 +207,6 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
     ("layer", "instruction"),
     [
         (lambda w, x: relay.nn.avg_pool2d(w.conv(x, 16, 1), (3, 3), padding=(1, 1)), "vdivps"),
-        (lambda w, x: relay.nn.global_avg_pool2d(w.conv(x, 16, 1)), "vaddps"),
         (lambda w, x: relay.nn.max_pool2d(w.conv(x, 16, 1), (3, 3), (2, 2)), "vmaxps"),
         (
             lambda w, x: w.conv(relay.sqrt(relay.concatenate([w.conv(x, 16, 1), w.conv(x, 32, 1)], axis=1)), 16),
@@ -217,9 +216,8 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
             lambda w, x: relay.nn.conv2d_transpose(x, w(8, 8, 2, 2), channels=8, kernel_size=(2, 2), strides=(2, 2)),
             "vfmadd",
         ),
-        (lambda w, x: w.conv(x, 12, 1, groups=2), "vfmadd"),
     ],
-    ids=["average", "global", "largest", "concatenation", "transposed", "grouped"],
+    ids=["average", "largest", "concatenation", "transposed"],
 )
 def test_loops_that_topi_leaves_to_single_numbers_are_of_vectors(
     layer: Callable[[Weights, relay.Expr], relay.Expr], instruction: str

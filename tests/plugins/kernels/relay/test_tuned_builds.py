@@ -123,8 +123,7 @@ def choose(library: Library, count: int) -> dict[Workload, Choice]:
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("own_cache")
-def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
+def test_a_model_is_compiled_again_for_its_own_records_alone(own_cache: Path, tmp_path: Path) -> None:
     said = log_lines("INFO")
     model, other = (as_model(name, *relay_module(name)) for name in ("branching", "splitting"))
     plain, untouched = build_library(model, TARGET), build_library(other, TARGET)
@@ -143,25 +142,13 @@ def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
     assert build_library(model, TARGET, choices={}).folder == plain.folder
     assert said == []
 
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("own_cache")
-def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path, own_cache: Path) -> None:
-    """Its workloads are not known yet; the library is found again, whatever else is recorded."""
-    made = build_library(as_model("branching", *relay_module("branching")), TARGET)
-    chosen = choose(made, 2)
+    # One that was never compiled takes what applies to it; the library is found again, whatever else is recorded.
     for file in (own_cache / "libraries").iterdir():
         file.rename(tmp_path / file.name)
-    said = log_lines("INFO")
-    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "splitting"))
     tuned = build_library(model, TARGET)
     assert dict(tuned.tuning.choices) == chosen
-    untuned = build_library(other, TARGET)
-    assert untuned.tuning.tuned == 0
     said.clear()
-    assert build_library(model, TARGET).folder == tuned.folder
-    assert build_library(other, TARGET).folder == untuned.folder
-    choose(untuned, 1)
+    choose(untouched, 1)
     assert build_library(model, TARGET).folder == tuned.folder
     assert said == []
     assert sorted(path.name for path in (own_cache / "libraries").iterdir() if path.name.startswith("new")) == []
