@@ -50,6 +50,8 @@ def cut_svg(graph: OperatorGraph, plan: Plan) -> bytes:
 
 def _label(operator: Operator, index: int) -> str:
     """Return the text of an operator's box, which no other box has."""
+    if operator.is_host:
+        return operator.name.removeprefix("host/")
     kind = "".join(filter(str.isprintable, operator.kind.partition("+")[0]))[:LONGEST_KIND].strip(" #")
     return f"{kind} {index}".lstrip()
 

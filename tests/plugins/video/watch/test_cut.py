@@ -15,6 +15,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.report.drawing import CUT, PALETTE
+from tvm_pipeline_video.application import host_graph
 from tvm_pipeline_video.watch.cut import cut_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -61,3 +62,9 @@ def test_cuts_say_what_crosses_them():
 def test_a_plan_of_another_graph_is_refused():
     with pytest.raises(PlanError, match="does not hold the operators of inception"):
         cut_svg(inception(2), plan_of(inception(1)))
+
+
+def test_host_work_has_its_name():
+    graph = host_graph(inception(1), 64, 48, draws=True, writes=True)
+    _, texts, _ = drawn(graph, plan_of(graph, len(graph)))
+    assert {"read", "prepare", "decode", "draw", "write"} <= {*texts}
