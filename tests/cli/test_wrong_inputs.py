@@ -24,6 +24,9 @@ ANSWERS = [
     (("run", "m.onnx", "--source", "synthetic", "--platform", "no.toml"), 2, "--platform no.toml: there is no such"),
     (("run", "m.tar", "--source", "synthetic", "--device", "cpu"), 2, "--device: m.tar is a bundle, which has its own"),
     (("compile", "mlp", "-o", "x.tar", "--objective", "latncy"), 2, "no --objective 'latncy'; did you mean latency?"),
+    # The network is not there, so the answer comes before it is looked for.
+    (("plan", "nothing.onnx", "--stages", "0"), 2, "--stages 0: a plan has at least one stage"),
+    (("compile", "nothing.onnx", "-o", "x.tar", "--min-throughput", "9"), 2, "--min-throughput goes with objective"),
     (("compile", "mlp", "-o", "x.tar", "--scheduler", "idels"), 2, "--scheduler idels", "did you mean ideals?"),
     (
         ("compile", "mlp", "-o", "x.tar", "--device", "npu"),

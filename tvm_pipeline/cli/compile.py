@@ -43,7 +43,7 @@ from tvm_pipeline.cli.options import (
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options, without_warnings
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision, Plan
-from tvm_pipeline.core.problem import Problem, checked_objective
+from tvm_pipeline.core.problem import Problem, check_limits, checked_objective
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
@@ -138,6 +138,7 @@ def command(
     check_remote(remote, {"engines": engines}, "name the board's engines in a platform file")
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
+    check_limits(chosen, stages, min_throughput, max_latency, time_limit)
     check_scheduler(scheduler)
     beside = Path(model).with_suffix(".toml")
     read = (

@@ -34,7 +34,7 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, cost_key
-from tvm_pipeline.core.problem import Problem, checked_objective, is_lexicographic
+from tvm_pipeline.core.problem import Problem, check_limits, checked_objective, is_lexicographic
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
@@ -100,6 +100,7 @@ def command(
     Two models at one rate: tvm-pipeline plan faces.json scenes.json --platform box.toml -o plan.txt
     """
     chosen = checked_objective(objective)
+    check_limits(chosen, stages, min_throughput, max_latency, time_limit)
     check_scheduler(scheduler)
     check_outputs(output, inputs=(*models, platform, *(profile or ())))
     if front and is_lexicographic(chosen):

@@ -76,11 +76,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         checked_objective(self.objective)
-        self._check_limits()
-        if self.stages is not None and self.stages < 1:
-            raise OptionError(
-                f"`stages` {self.stages}: a plan has at least one stage", option="stages", value=self.stages
-            )
+        check_limits(self.objective, self.stages, self.min_throughput_fps, self.max_latency_s, self.time_limit_s)
         if self.stages is not None and self.stages > len(self.graph):
             raise InfeasibleError(
                 f"{self.stages} stages: {self.graph.name} has only {len(self.graph)} operators, "
@@ -89,29 +85,6 @@ class Problem:
         self.profile.check_graph(self.graph)
         if not self.is_lexicographic:
             self.profile.check_platform(self.platform)
-
-    def _check_limits(self) -> None:
-        limits = {
-            "min_throughput_fps": self.min_throughput_fps,
-            "max_latency_s": self.max_latency_s,
-            "time_limit_s": self.time_limit_s,
-        }
-        for option, limit in limits.items():
-            if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "time_limit_s")):
-                what = "not be negative" if option == "time_limit_s" else "be positive"
-                raise OptionError(f"`{option}` {limit:g}: it must {what}", option=option, value=limit)
-        if self.min_throughput_fps is not None and self.objective not in ("latency", "energy"):
-            raise OptionError(
-                f"`min_throughput_fps` goes with objective latency or energy, not with {self.objective}",
-                option="min_throughput_fps",
-                value=self.min_throughput_fps,
-            )
-        if self.max_latency_s is not None and self.objective != "throughput":
-            raise OptionError(
-                f"`max_latency_s` goes with objective throughput, not with {self.objective}",
-                option="max_latency_s",
-                value=self.max_latency_s,
-            )
 
     @property
     def is_lexicographic(self) -> bool:
@@ -126,6 +99,39 @@ class Problem:
     def link(self, source: str, destination: str) -> Link:
         """Return the link between two devices: that of the platform, else the measured one, else a free one."""
         return find_link((*self.platform.links, *self.profile.links), source, destination)
+
+
+def check_limits(
+    objective: str,
+    stages: int | None,
+    min_throughput_fps: float | None,
+    max_latency_s: float | None,
+    time_limit_s: float | None,
+) -> None:
+    """Raise OptionError where a limit can be kept by no plan, or is none of the objective's."""
+    if stages is not None and stages < 1:
+        raise OptionError(f"`stages` {stages}: a plan has at least one stage", option="stages", value=stages)
+    limits = {
+        "min_throughput_fps": min_throughput_fps,
+        "max_latency_s": max_latency_s,
+        "time_limit_s": time_limit_s,
+    }
+    for option, limit in limits.items():
+        if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "time_limit_s")):
+            what = "not be negative" if option == "time_limit_s" else "be positive"
+            raise OptionError(f"`{option}` {limit:g}: it must {what}", option=option, value=limit)
+    if min_throughput_fps is not None and objective not in ("latency", "energy"):
+        raise OptionError(
+            f"`min_throughput_fps` goes with objective latency or energy, not with {objective}",
+            option="min_throughput_fps",
+            value=min_throughput_fps,
+        )
+    if max_latency_s is not None and objective != "throughput":
+        raise OptionError(
+            f"`max_latency_s` goes with objective throughput, not with {objective}",
+            option="max_latency_s",
+            value=max_latency_s,
+        )
 
 
 def checked_objective(text: str) -> Objective:
