@@ -37,6 +37,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 
+SHARED = ("targets", "addons")  # folders of a cache that all caches of a run share
 CORES = os.sched_getaffinity(0)
 # Threads of TVM that wait for work spin by default, which takes the cores from other workers. No test measures speed.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
@@ -129,7 +130,8 @@ def folder_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _shared_cache(folder_of_the_run: Path) -> Iterator[None]:
     """Let all workers share one cache of compiled models, so that no two of them compile the same; it starts empty."""
-    (folder_of_the_run / "cache" / "targets").mkdir(parents=True, exist_ok=True)
+    for name in SHARED:
+        (folder_of_the_run / "cache" / name).mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(folder_of_the_run / "cache"))
         yield
@@ -139,14 +141,15 @@ def _shared_cache(folder_of_the_run: Path) -> Iterator[None]:
 def empty_cache(folder_of_the_run: Path) -> Callable[[Path], Path]:
     """Make a folder an empty cache of compiled models.
 
-    The first compile for a target is a child's, which takes seconds to start. So all caches share the records of the
-    targets that compile.
+    The first compile for a target is a child's, which takes seconds to start, and the first use of a GPU builds what
+    TVM lacks. So all caches share the records of the targets that compile, and the add-ons.
     """
 
     def make(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # several workers may share a cache
-            (folder / "targets").symlink_to(folder_of_the_run / "cache" / "targets")
+        for name in SHARED:
+            with suppress(FileExistsError):  # several workers may share a cache
+                (folder / name).symlink_to(folder_of_the_run / "cache" / name)
         return folder
 
     return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +43,15 @@ def result(model: RelayModel) -> np.ndarray:
 
 @pytest.mark.thorough
 def test_machine_code_is_for_its_generation(
-    software_cuda: SoftwareCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    software_cuda: SoftwareCuda,
+    empty_cache: Callable[[Path], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It runs on a newer GPU of the same major version; on others the error says what to do, and nothing starts."""
     results = []
     for kind, driver in (("ptx", PTX), ("machine", MACHINE_CODE)):
-        monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache" / kind))
+        monkeypatch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(tmp_path / "cache" / kind)))
         monkeypatch.setenv("SOFTWARE_CUDA_DRIVER_VERSION", driver)
         monkeypatch.setenv("SOFTWARE_CUDA_CAPABILITY", "75")
         model = compiled("sm_70")
