@@ -21,6 +21,7 @@ from tvm import relay
 from tvm.contrib import graph_executor
 
 from tests.support.examples import examples
+from tvm_pipeline.tvm.kernel_sets import relay_kernels
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build, fast_context
 
 TARGET = "llvm -mcpu=x86-64-v3" if platform.machine() == "x86_64" else "llvm"
@@ -52,6 +53,7 @@ def assert_folds_as_relay(expr: relay.Expr) -> None:
 @pytest.fixture
 def relay_must_not_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Call it to make any further fall-back on Relay's own pass an error."""
+    relay_kernels()  # whose import makes one
 
     def forbidden() -> None:
         raise AssertionError("this should have been folded in numpy")
