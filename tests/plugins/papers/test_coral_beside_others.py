@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.planning.test_baselines import Scheduler, assert_sound, chain
 from tests.planning.test_corrected import bottleneck, recording, with_cache
+from tests.support.examples import examples
 from tests.support.graphs import LEXICOGRAPHIC, TIMED, Traits, lexicographic_problems, problems
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
@@ -35,6 +36,7 @@ CORALS: dict[str, Scheduler] = {
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("objective", TIMED)
 @pytest.mark.parametrize("name", CORALS)
+@examples(20)
 @given(data=st.data())
 def test_a_plan_is_legal_or_the_reason_is_told(name: str, objective: str, data: st.DataObject) -> None:
     traits = Traits(modelled=True)

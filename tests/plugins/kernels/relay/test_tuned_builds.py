@@ -36,7 +36,7 @@ from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
 HERE = list(filter(runs_here, LEVELS))
-LAYERS = 2  # of random shapes, for each target
+LAYERS = 1  # of random shapes, for each target
 
 pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2")
 

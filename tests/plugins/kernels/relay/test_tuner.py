@@ -152,12 +152,7 @@ def test_without_time_nothing_is_measured(own_cache: Path) -> None:
     report = tuned(network(), 0)
     assert (report.kernels, report.tuned, report.measured, report.candidates) == (5, 0, 0, 0)
     assert "no time" in report.stopped
-    assert not (own_cache / "tuning").exists()
-
-
-@pytest.mark.thorough
-def test_too_little_time_to_compare_searches_nothing(own_cache: Path) -> None:
-    report = tuned(network(), 1e-3)
+    report = tuned(network(), 1e-3)  # too little to compare
     assert (report.measured, report.candidates) == (0, 0)
     assert "the time was over" in report.stopped
     assert not (own_cache / "tuning").exists()
