@@ -224,6 +224,7 @@ def test_a_wrapper_translates_its_devices_and_operators() -> None:
             assert stage.operators == ("inner op0", "inner op1")
 
 
+@pytest.mark.thorough
 def test_nobody_looks_for_members_by_a_text() -> None:
     """A member of the contract is there: no `getattr` asks for one, and no class answers for names that it lacks."""
     names = set().union(*map(members, BASES)) - {"name", "close"}  # which objects of other kinds have, too

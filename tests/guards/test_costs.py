@@ -132,6 +132,7 @@ def is_allowed(file: str, read: str) -> bool:
     return any(fnmatch(file, pattern) and read == allowed for pattern, allowed, _ in ALLOWED)
 
 
+@pytest.mark.thorough
 def test_only_the_room_cost_looks_at_models_and_profiles() -> None:
     """No file but the owners reads a figure, unless the table says why it may."""
     wrong = [
@@ -144,6 +145,7 @@ def test_only_the_room_cost_looks_at_models_and_profiles() -> None:
     assert wrong == []
 
 
+@pytest.mark.thorough
 def test_every_exception_is_needed() -> None:
     """An exception that no file needs any more goes."""
     used = {(name(path), read) for path in files() for read in figures_of(path)}

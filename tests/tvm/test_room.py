@@ -59,6 +59,7 @@ def of(file: Path, *roots: str) -> list[str]:
     return [name for name in imported(file) if f"{name}.".startswith(tuple(f"{root}." for root in roots))]
 
 
+@pytest.mark.thorough
 def test_only_the_room_imports_tvm() -> None:
     """No import of TVM stands outside the room, not even inside a function; the command line asks which TVM is here."""
     found = {

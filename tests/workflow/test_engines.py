@@ -171,6 +171,7 @@ def test_tflite_runs_files_of_its_format_alone(tmp_path: Path) -> None:
         np.testing.assert_array_equal(result.outputs[detail["name"]], interpreter.get_tensor(detail["index"]))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("desk")
 def test_tvm_alone(tmp_path: Path) -> None:
     needs("tvm")

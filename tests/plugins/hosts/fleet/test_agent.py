@@ -190,6 +190,7 @@ def hosting(folder: Path, bundles: list[Path], environment: dict[str, str]) -> I
             process.send(signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_a_camera_goes_through_a_service_a_death_of_it_and_another_bundle(host):
     """A service is started, dies and comes again; its bundle is exchanged without a gap; nothing comes twice."""
     coordinator, duty = host.coordinator, host.duty
