@@ -79,7 +79,10 @@ def wait_for_lines(fleet: LocalFleet) -> None:
 
 
 def check_lines(fleet: LocalFleet, since: int | None = None) -> None:
-    """Each frame of each epoch came once and in order; none lacks of an epoch that ran at the line `since`."""
+    """Each frame of each epoch came once and in order.
+
+    Of an epoch that ran at the line `since` no more lack than its service dropped, as it does on a busy machine.
+    """
     found: dict[tuple[str, int], list[int]] = {}
     for line in lines(fleet):
         found.setdefault((line["camera"], line["epoch"]), []).append(line["frame"])
@@ -89,7 +92,14 @@ def check_lines(fleet: LocalFleet, since: int | None = None) -> None:
         at = lines(fleet)[since]
         frames = [frame for frame in found[at["camera"], at["epoch"]] if frame >= at["frame"]]
         assert len(frames) > 5
-        assert frames == list(range(frames[0], frames[0] + len(frames)))
+        missing = frames[-1] + 1 - frames[0] - len(frames)
+        wait_for(lambda: missing <= dropped(fleet), 60.0, f"{missing} dropped frames in the status")
+
+
+def dropped(fleet: LocalFleet) -> int:
+    """Return how many frames the services say that they have dropped."""
+    lost = [duty.lost.items() for duty in status(fleet).duties]
+    return sum(frames for counts in lost for reason, frames in counts if reason not in ("host lost", "late"))
 
 
 @pytest.mark.thorough
