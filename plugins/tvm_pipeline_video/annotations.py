@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,13 @@ class Figures:
         seconds = self._times_s[-1] - self._times_s[0]
         rate = f"{(len(self._times_s) - 1) / seconds:.0f} fps, " if seconds else ""
         return Annotation(f"{rate}{latency_s * 1e3:.0f} ms")
+
+
+def with_figures(
+    annotations: Sequence[Annotation], figures: Callable[[float], Annotation] | None, latency_s: float
+) -> Sequence[Annotation]:
+    """Return the annotations of a frame, and with them the figures at its latency where there are any."""
+    return [*annotations, figures(latency_s)] if figures else annotations
 
 
 def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:

@@ -27,7 +27,7 @@ from tvm_pipeline.errors import OptionError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline_video.analysis import Analysed, Decoder, FrameT, decoded, decoder_name
-from tvm_pipeline_video.annotations import Annotation, draw
+from tvm_pipeline_video.annotations import Annotation, draw, with_figures
 from tvm_pipeline_video.preprocessing import Preprocessing, preprocess
 from tvm_pipeline_video.sources import LiveFrame
 
@@ -209,9 +209,7 @@ class Application(Generic[FrameT]):
 
     def _draw(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
-            found = list(passage.annotations)
-            if self._figures:
-                found.append(self._figures(time.perf_counter() - passage.entered_s))
+            found = with_figures(passage.annotations, self._figures, time.perf_counter() - passage.entered_s)
             passage.picture = draw(cast(FrameT, passage.frame).image, found)
 
     def _write(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
@@ -127,8 +128,7 @@ def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
         yield f"`max_latency_s` {problem.max_latency_s:g}", lambda p: replace(p, max_latency_s=None)
     for device in problem.platform.devices:
         if device.memory_bytes is not None:
-            name = device.name
-            yield f"memory_bytes {device.memory_bytes} of device {name}", lambda p, name=name: _unlimited(p, name)  # type: ignore[misc]
+            yield f"memory_bytes {device.memory_bytes} of device {device.name}", partial(_unlimited, name=device.name)
 
 
 def _unlimited(problem: Problem, name: str) -> Problem:

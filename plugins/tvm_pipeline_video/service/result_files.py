@@ -24,7 +24,16 @@ from tvm_pipeline_video.service.log_files import appending, segment_numbers, seg
 from tvm_pipeline_video.service.mqtt_results import MqttResults, is_broker, parse_broker
 from tvm_pipeline_video.service.result_lines import ResultLine
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.video_extra import Analysed, Figures, Frame, JsonLines, VideoFile, draw, json_line
+from tvm_pipeline_video.service.video_extra import (
+    Analysed,
+    Figures,
+    Frame,
+    JsonLines,
+    VideoFile,
+    draw,
+    json_line,
+    with_figures,
+)
 
 ROUNDING_S = 1e-6  # of the times of frames
 MOST_PATIENCE_S, WATCHDOG_SHARE = 60.0, 0.8  # of a wait for a broker
@@ -109,10 +118,9 @@ class ResultFiles:
         self.begin_frame(label, line.counted_as, seen.frame.clock_s)
         if self.lines:
             self.lines.write(line)
-        if self.video and picture is None:
-            found = [*seen.annotations, *([self._figures(line.latency_s)] if self._figures else [])]
-            picture = draw(seen.frame.image, found)
-        if self.video and picture is not None:
+        if self.video:
+            if picture is None:
+                picture = draw(seen.frame.image, with_figures(seen.annotations, self._figures, line.latency_s))
             self.video.write(picture)
         if self._broker:
             self._broker.write(json_line(line), label, written)

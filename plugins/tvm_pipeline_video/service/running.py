@@ -129,7 +129,7 @@ class Service:
         power_modes().put_back_left()
         while True:
             if settings.report:
-                _make(settings.report)  # now, since other files of the run may be in it
+                _make_folder(settings.report)  # now, since other files of the run may be in it
             self._listener.begin(settings)
             self._running = settings
             status = StatusFile(settings.status, self._began_s)
@@ -283,7 +283,7 @@ class Service:
         return self._reader.located(error) if self._reader and isinstance(error, OptionError) else error
 
 
-def _make(report: Path) -> None:
+def _make_folder(report: Path) -> None:
     """Make the folder of a report."""
     try:
         report.mkdir(parents=True, exist_ok=True)
