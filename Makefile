@@ -36,7 +36,7 @@ $(VENV)/.stamp: pyproject.toml
 ready: $(VENV)/.stamp
 	@$(BIN)/python .ci/needs.py $(VENV)
 
-# What is on the street, found by a detector; OPTIONS are more options of `tvm-pipeline run`.
+# A detector on a street video; OPTIONS are more options of `tvm-pipeline run`.
 demo: OUT ?= out
 demo: ready
 	video=$$($(BIN)/python examples/face_detector/assets.py) && $(BIN)/tvm-pipeline run examples/street/detector.tflite \

@@ -241,7 +241,7 @@ def install(folder: Path, package: Path, extra: str, base: Path | None = None) -
         shutil.copytree(base / "venv", folder / "venv", symlinks=True, copy_function=os.link)
     else:
         venv.create(folder / "venv", symlinks=True)
-    # Those of the caller save a pip in each environment; bytecode is compiled for the modules that are really imported.
+    # The caller's uv and pip install, so that no environment needs one; Python compiles the modules that it imports.
     python, requirement = str(folder / "venv" / "bin" / "python"), f"tvm-pipeline{extra} @ {package.as_uri()}"
     uv = ["uv", "pip", "install", "--python", python]
     pip = ["pip", "--python", python, "install", "--no-compile", "--prefer-binary"]

@@ -1,4 +1,4 @@
-"""Python processes that may die or hang: how one is started, talks, is waited for, ended, and how it ended.
+"""Processes that may die or hang: how one is started, talks, is waited for, ended, and how it ended.
 
 A `Child` is a fresh interpreter, never a fork, because threads run here. `run_program` runs any other program, and
 `status_of_copy` forks, for milliseconds. All end with this process, however it ends, and whatever they do, also in the
@@ -225,11 +225,11 @@ class Seat(Child):
 
 
 def run_program(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-    """Run a program, which ends with this process, as all does that it starts.
+    """Run a program; the program and all that it starts end with this process.
 
     Returns:
         The status as `subprocess` gives it, or None where the program took more than `limit_s` and was killed; and what
-        it wrote to its standard output and to standard error.
+        the program wrote to standard output and to standard error.
 
     Raises:
         OSError: the program cannot be started.
@@ -247,7 +247,7 @@ def run_program(command: Sequence[str], limit_s: float) -> tuple[int | None, str
 def become(command: bytes, channel: socket.socket) -> None:
     """Be the program instead of a Python process; tell the number of the error that prevents it."""
     program, *arguments = command.decode().split("\0")
-    os.dup2(2, 1)  # `words` are both
+    os.dup2(2, 1)  # `Child.words` then has both
     try:
         os.execvp(program, [program, *arguments])
     except OSError as error:

@@ -36,7 +36,7 @@ def test_with_one_idea_alone(idea: str) -> None:
 
 
 def test_all_combinations() -> None:
-    """All 256 of them, each on a graph of its own; the quick tests try 16."""
+    """Each of the 256 combinations prunes the search of another random graph; the quick tests draw 16 of them."""
     every = list(enumerate(product((False, True), repeat=len(IDEAS)), 100))
     for seed, chosen in random.Random(0).sample(every, len(seeds(256))):
         check(Pruning(**dict(zip(IDEAS, chosen, strict=True))), seed)

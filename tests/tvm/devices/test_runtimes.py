@@ -25,7 +25,7 @@ const char* cudaGetErrorString(int error) { return "CUDA driver version is insuf
 
 
 def refusals(tmp_path: Path, **environment: str) -> str:
-    """Return why neither OpenCL nor CUDA is ready to run in a process of its own.
+    """Return the reasons that a new process gives why it can run neither OpenCL nor CUDA.
 
     What is loaded into this process, and registered with its TVM, is not there.
     """

@@ -41,7 +41,7 @@ _OPTIONS = (
     *("-shared", "-fPIC", "-O2", "-std=c++17", "-fvisibility=hidden", "-w"),
     "-DDMLC_USE_LOGGING_LIBRARY=<tvm/runtime/logging.h>",
 )
-# All sources are compiled as one, since the compiler needs nearly all of its time for TVM's headers.
+# One file that includes all sources, since the compiler spends nearly all of its time on TVM's headers.
 _ONE = "addon.cc"
 
 
