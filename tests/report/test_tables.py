@@ -92,6 +92,15 @@ def test_measured_candidates_show_it_and_lead_by_it() -> None:
     assert [row[-1] for row in table.rows] == ["chosen", "+40.0%", "+100.0%"]  # the last by predictions
 
 
+def test_a_plan_that_a_run_changed_to_leads_by_prediction() -> None:
+    moved = replace(
+        PIPELINE, stages=(Stage(("big",), ("a",)), Stage(("little",), ("b", "c"))), predicted=Prediction(60.0)
+    )
+    rows = (Measured(SINGLE, 42.0, 0.01, 0.025, STATISTICS), Measured(PIPELINE, 30.0, 0.02, 0.036, STATISTICS))
+    table = candidates_table(Decision(moved, (moved, SINGLE, PIPELINE), "", measured=rows))
+    assert [row[-2:] for row in table.rows] == [("-", "chosen"), ("42.0", "+50.0%"), ("30.0", "+20.0%")]
+
+
 def test_candidates_for_latency_and_energy() -> None:
     fast = Plan("net", "single", "latency", SINGLE.stages, Prediction(40.0, 0.020, 0.4), "optimal", (0.020,))
     slow = Plan("net", "chain", "latency", PIPELINE.stages, Prediction(50.0, 0.025), "optimal", (0.025,))

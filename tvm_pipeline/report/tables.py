@@ -61,9 +61,9 @@ class TextTable:
 def candidates_table(decision: Decision) -> TextTable:
     """Return every plan that was considered; the chosen one is marked, with its lead over the others.
 
-    The lead is the measured one over plans that were measured, and else that of the predictions. The latencies are that
-    of one frame in an idle pipeline, and under load: the median and, where they were simulated, the quantiles at 90 and
-    99 %. The note says what no plan can exceed.
+    The lead is the measured one where both plans were measured, and else that of the predictions. The latencies are
+    that of one frame in an idle pipeline, and under load: the median and, where they were simulated, the quantiles at
+    90 and 99 %. The note says what no plan can exceed.
     """
     figures: dict[str, Callable[[Plan], str]] = {
         "fps": lambda plan: _interval(plan.predicted.throughput_fps, plan.predicted.uncertainty),
@@ -94,7 +94,8 @@ def candidates_table(decision: Decision) -> TextTable:
         measured = found.get(plan.stages)
         if found:
             row.append(in_units_of(plan.objective, measured.value if measured else None))
-        lead = margin(found[decision.plan.stages], measured) if measured else margin(decision.plan, plan)
+        best = found.get(decision.plan.stages)  # none for a plan that a run changed to
+        lead = margin(best, measured) if best and measured else margin(decision.plan, plan)
         rows.append((*row, "chosen" if chosen else percent(lead, signed=True)))
     title = f"Candidates for best {decision.plan.objective}"
     return TextTable(title, tuple(columns), tuple(rows), frozenset(marked), best_possible(decision))

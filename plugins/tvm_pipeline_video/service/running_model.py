@@ -233,11 +233,14 @@ class RunningModel:
         decision = self.decision or Decision(figures.plan, (figures.plan,), "it was given")
         switches = [event for event in figures.events if event.kind == "switch"]
         why = f"after {switches[-1].time_s:.1f} s, {switches[-1].reason}" if switches else decision.why
+        candidates = decision.candidates
+        if all(candidate.stages != figures.plan.stages for candidate in candidates):
+            candidates = (figures.plan, *candidates)
         folder.mkdir(exist_ok=True)
         write_report(
             folder,
             self.problem,
-            replace(decision, plan=figures.plan, why=why),
+            replace(decision, plan=figures.plan, candidates=candidates, why=why),
             figures.statistics,
             self.pipeline.records()[-1][1],
             remarks=[f"{event.time_s:.1f} s: {event.kind}: {event.reason}" for event in figures.events],

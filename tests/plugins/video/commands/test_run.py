@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.cli.test_bad_input import fails
+from tvm_pipeline import Stage
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.runtime.live_pipeline import LivePipeline
 
 
 def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
@@ -45,6 +49,26 @@ def test_a_report_has_the_measured_figures_and_an_overlay_changes_pixels(cli, bu
     plan.write_text(next(block for block in report.split("```\n") if block.startswith("plan ")))
     arguments = "--source", "synthetic:160x96@30:30", "--output", tmp_path / "again.mkv", "--plan", plan, "--json"
     assert cli("run", bundle, *arguments).json["stages"] == outcome.json["stages"]
+
+
+def test_a_run_that_changed_its_plan_is_reported(cli, bundle, tmp_path, monkeypatch):
+    """The plan that it ends by is one that was not measured when the first plan was chosen."""
+
+    def start_and_switch(live):
+        start(live)
+        first, *others = (name for stage in live.plan.stages for name in stage.operators)
+        stages = Stage(("cpu0",), (first,)), Stage(("cpu1",), tuple(others))
+        assert live.switch(judged(live.given, replace(live.plan, stages=stages)), "a test asked for it")
+
+    start = LivePipeline.start
+    monkeypatch.setattr(LivePipeline, "start", start_and_switch)
+    options = "--output", tmp_path / "out.mkv", "--adapt", "off", "--report", tmp_path / "out"
+    outcome = cli("run", bundle, "--source", "synthetic:64x48@30:12", *options)
+    assert outcome.code == 0, outcome.err
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "a test asked for it" in report
+    [chosen] = [line for line in report.splitlines() if line.startswith("|") and "chosen**" in line]
+    assert r"(cpu0 \| cpu1)" in chosen
 
 
 @pytest.mark.thorough
