@@ -165,15 +165,19 @@ def test_a_model_of_two_seconds_a_frame_adapts_after_as_many_frames_as_it_takes(
     assert switch_s <= onset_s + 3 * slow_frame_s + 4 * TICK_S
 
 
-def test_plans_are_judged_only_when_something_moved(stat: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("noise", "most"), [(0.01, 3), (0.5, 25)])
+def test_plans_are_judged_only_when_something_moved(
+    stat: Path, monkeypatch: pytest.MonkeyPatch, noise: float, most: int
+):
+    """A plan costs the cores that the stages need, so the noise of their seconds asks for few."""
     problem = problem_of(EQUAL)
     asked = []
     monkeypatch.setattr(
         "tvm_pipeline.runtime.adaptation.nearest_plan", lambda now: asked.append(now) or nearest_plan(now)
     )
-    machine = Machine(problem, plan_of(problem, ("d0", 4), ("d1", 4)), Adaptation(), stat)
+    machine = Machine(problem, plan_of(problem, ("d0", 4), ("d1", 4)), Adaptation(), stat, noise=noise)
     machine.run(20)
-    assert 1 <= len(asked) <= 3
+    assert 1 <= len(asked) <= most
 
 
 def test_what_was_reset_is_still_seen(stat: Path):

@@ -22,7 +22,7 @@ from tvm_pipeline.plugins import Plugged
 from tvm_pipeline.runtime.replanning import gain, judged_now, nearest_plan, shown_slack, slack
 from tvm_pipeline.runtime.strategy import Strategy
 
-# No new plan is made for a slow-down that changed by less.
+# No new plan is made for a slow-down that changed by less, or by less than `noise`.
 CHANGE = 0.05
 # After so many looks at a plan the effect of its switch is known.
 SETTLED_LOOKS = 5
@@ -81,7 +81,8 @@ class Adaptation(Strategy):
         names = tuple(device.name for device in problem.platform.devices)
         if self._judged_for is not None:
             factors, devices, starved = self._judged_for
-            still = all(abs(f / factors.get(name, 1.0) - 1) <= CHANGE for name, f in self.factors.items())
+            least = max(CHANGE, self.noise)
+            still = all(abs(f / factors.get(name, 1.0) - 1) <= least for name, f in self.factors.items())
             if still and devices == names and starved == self.starved:
                 return False
         self._judged_for = dict(self.factors), names, self.starved
