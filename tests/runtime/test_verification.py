@@ -14,10 +14,11 @@ from tvm_pipeline.core.plan import Decision, Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.core.statistics import RunStatistics, StageRecord
+from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.planning import plan as planned
-from tvm_pipeline.runtime.comparison import Run, Turn, runner
+from tvm_pipeline.runtime.comparison import Run, Turn, own_times_s, runner
 from tvm_pipeline.runtime.verification import LEAST_ROUNDS, verified, with_fewest_inside
 from tvm_pipeline.testing import busy
 
@@ -37,7 +38,7 @@ FOREVER = 1000.0  # every race below ends by its results, long before
 def problem_of(**options) -> Problem:
     options = {"platform": PLATFORM, "graph": GRAPH, **options}
     graph, platform = options.pop("graph"), options.pop("platform")
-    devices = {device.name: DeviceProfile.in_order(graph, [0.01, 0.01]) for device in platform.devices}
+    devices = {device.name: DeviceProfile.in_order(graph, [0.01] * len(graph.operators)) for device in platform.devices}
     return Problem(graph, platform, Profile(graph.name, graph.fingerprint, devices), **options)
 
 
@@ -361,3 +362,18 @@ def test_the_best_of_each_engine_runs_however_slow_its_own_times_make_it() -> No
     verified(problem_of(platform=Platform("box", devices)), decision, run, FOREVER)
     assert {"single-d", "single-e", "replicas-e"} <= set(seen)
     assert "slower-e" not in seen
+
+
+def test_stages_of_one_device_are_replayed_at_the_rate_at_which_they_ran():
+    """Two threads on the cores of d0 took 8 of 10 ms each by the clock: 5 ms of it without waiting for one another."""
+    graph = chain_model(3).graph
+    names = tuple(operator.name for operator in graph.operators)
+    stages = Stage(("d0",), names[:1]), Stage(("d1",), names[1:2]), Stage(("d0",), names[2:])
+    records = [StageRecord(index, stage.devices[0]) for index, stage in enumerate(stages)]
+    for frame in range(50):
+        for record, worked_s in zip(records, (0.008, 0.004, 0.008), strict=True):
+            record.add(0.010 - worked_s, 0.0, worked_s, frame, 0.010 * frame)
+    times_s = own_times_s(records, skip=10)
+    assert times_s == ((0.005,) * 40, (0.004,) * 40, (0.005,) * 40)
+    replayed = simulate(problem_of(graph=graph), stages, 200, in_flight=6, times_s=times_s)
+    assert replayed.statistics.throughput_fps == pytest.approx(100.0, rel=0.01)

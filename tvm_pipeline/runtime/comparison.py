@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -22,7 +23,7 @@ from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Measured, Plan
 from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.core.statistics import RunStatistics, StageRecord
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.pipeline import Pipeline
 
@@ -91,8 +92,23 @@ def turn(pipeline: Pipeline, frame: Callable[[], Tagged], seconds: float) -> Tur
     done_s = [time.perf_counter() for _ in pipeline.map(entering)]
     full = [done for done in done_s if done <= entered_s[-1]]  # then it runs empty
     full = full if len(full) > 1 else done_s
-    times_s = tuple(record.times_s(pipeline.plan.frames_inside) for record in pipeline.records())
+    times_s = own_times_s(pipeline.records(), pipeline.plan.frames_inside)
     return Turn(pipeline.statistics(), median(alone), (full[0], full[-1]), len(full) - 1, times_s=times_s)
+
+
+def own_times_s(records: Sequence[StageRecord], skip: int) -> tuple[tuple[float, ...], ...]:
+    """Return the seconds of each frame in each stage, without the first `skip`, and without waits.
+
+    Stages of one device take turns on it, so that by the clock they are busy for more than all of the time. What is too
+    much is taken off each frame of theirs alike.
+    """
+    busy: dict[str, float] = defaultdict(float)
+    for record in records:
+        busy[record.device] += 1 - record.summary(skip).bubble_share
+    return tuple(
+        tuple(round(seconds / max(busy[record.device], 1.0), 7) for seconds in record.times_s(skip))
+        for record in records
+    )
 
 
 def _noting(frame: Callable[[], Tagged], entered_s: list[float]) -> Callable[[], Tagged]:
