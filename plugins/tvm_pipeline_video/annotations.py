@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class Annotation:
     mask: Mask | None = None
 
 
-class Figures:
+class Overlay:
     """The frame rate and the latency of the moment, as an annotation at the top left of a frame."""
 
     def __init__(self) -> None:
@@ -87,11 +88,11 @@ class Figures:
         return Annotation(f"{rate}{latency_s * 1e3:.0f} ms")
 
 
-def with_figures(
-    annotations: Sequence[Annotation], figures: Callable[[float], Annotation] | None, latency_s: float
+def with_overlay(
+    annotations: Sequence[Annotation], overlay: Callable[[float], Annotation] | None, latency_s: float
 ) -> Sequence[Annotation]:
     """Return the annotations of a frame, and with them the figures at its latency where there are any."""
-    return [*annotations, figures(latency_s)] if figures else annotations
+    return [*annotations, overlay(latency_s)] if overlay else annotations
 
 
 def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:
@@ -108,7 +109,7 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
     pen = ImageDraw.Draw(picture)
     height, width = image.shape[:2]
     size = max(10, height // 30)
-    font = ImageFont.load_default(size)
+    font = _font(size)
     line_y = 0
     for annotation in annotations:
         label = " ".join(str(annotation.label).split())[:LONGEST_LABEL]
@@ -133,6 +134,11 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
         for x, y in ((_within(x, width), _within(y, height)) for x, y in annotation.points):
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
     return np.asarray(picture)
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
 
 
 def _within(pixel: float, extent: int) -> float:

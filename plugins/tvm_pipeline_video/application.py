@@ -27,7 +27,7 @@ from tvm_pipeline.errors import OptionError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline_video.analysis import Analysed, Decoder, FrameT, decoded, decoder_name
-from tvm_pipeline_video.annotations import Annotation, draw, with_figures
+from tvm_pipeline_video.annotations import Annotation, draw, with_overlay
 from tvm_pipeline_video.preprocessing import Preprocessing, preprocess
 from tvm_pipeline_video.sources import LiveFrame
 
@@ -123,7 +123,7 @@ class Application(Generic[FrameT]):
         rate_fps: `host/read` gives no frame of a source that is not live earlier than this rate has it; None for as
             fast as frames are taken.
         place: is called with the device of `host/read`, to move the threads of a source that is read ahead.
-        figures: gives the figures to draw into each picture from its latency so far; None for none.
+        overlay: gives the annotation with the figures of each picture from its latency so far; None for none.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class Application(Generic[FrameT]):
         write: Write[FrameT] | None = None,
         rate_fps: float | None = None,
         place: Callable[[Device], None] = lambda _: None,
-        figures: Callable[[float], Annotation] | None = None,
+        overlay: Callable[[float], Annotation] | None = None,
     ) -> None:
-        self._figures = figures
+        self._overlay = overlay
         self._frames = iter(frames)
         self._period_s = 1 / rate_fps if rate_fps else 0.0
         self._next_s: float | None = None  # when the next frame is due
@@ -209,7 +209,7 @@ class Application(Generic[FrameT]):
 
     def _draw(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
-            found = with_figures(passage.annotations, self._figures, time.perf_counter() - passage.entered_s)
+            found = with_overlay(passage.annotations, self._overlay, time.perf_counter() - passage.entered_s)
             passage.picture = draw(cast(FrameT, passage.frame).image, found)
 
     def _write(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:

@@ -2,7 +2,8 @@
 
 A device runs the whole application, on a stretch of the real source, in a real pipeline of one stage; so every operator
 meets the caches as the model left them. The mean counts, not the median: frames differ (a key frame takes longer to
-encode), and all of them pass the same device. Equal devices are measured in turns, and their samples count together.
+encode), and all of them pass the same device. Equal devices are measured in turns, each at other places of a file, and
+their samples count together.
 
 The interpreter's lock is measured by a probe: a thread on another core that takes the lock and gives it back all the
 time. While it has to wait, the operator holds the lock.
@@ -78,7 +79,9 @@ def profile_host(
         for device in devices:
             _log.info(f"host work on {device.name}, round {round_ + 1} of {ROUNDS}")
             samples = pooled.setdefault(device.target, defaultdict(list))
-            for name, found in _timed(rehearsal, compiled, platform, device, each_s).items():
+            equal = [other for other in devices if other.target == device.target]
+            start = (round_ + equal.index(device) / len(equal)) / ROUNDS
+            for name, found in _timed(rehearsal, compiled, platform, device, each_s, start).items():
                 samples[name] += found
     _log.info("how long host work holds the interpreter's lock")
     lock_s = _lock_seconds(rehearsal, compiled, platform, devices[0])
@@ -102,8 +105,10 @@ def host_devices(platform: Platform, profile: Profile) -> list[Device]:
     return [device for device in able if len(device.cores) == fewest[device.target]]
 
 
-def _timed(rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, device: Device, most_s: float) -> Samples:
-    """Return the seconds of each host operator for each frame of a run on one device."""
+def _timed(
+    rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, device: Device, most_s: float, start: float
+) -> Samples:
+    """Return the seconds of each host operator for each frame of a run on one device, from a place of the file on."""
     samples: Samples = defaultdict(list)
 
     def timed(name: str, function: HostFunction) -> HostFunction:
@@ -124,7 +129,7 @@ def _timed(rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, de
         error_s = frames_s.std() / math.sqrt(len(frames_s))
         return bool(error_s < STANDARD_ERROR * frames_s.mean()) or time.perf_counter() > until_s
 
-    with rehearsal.host() as host:
+    with rehearsal.host(start=start) as host:
         wrapped = {name: timed(name, function) for name, function in host.functions.items()}
         _run(replace(host, functions=wrapped), compiled, platform, device, is_known)
     return {name: found[COLD_FRAMES:] for name, found in samples.items()}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from io import BytesIO
@@ -24,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from av.container import InputContainer
+from av.error import FFmpegError
 from av.video.stream import VideoStream
 
 from tvm_pipeline.addresses import shown
@@ -51,6 +53,7 @@ class Opening(NamedTuple):
     timeout_s: float = 10.0
     thread_count: int = 1
     hardware: str = "off"
+    start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,13 @@ def installed_kinds() -> Iterator[Kind]:
 
 
 def open_source(
-    spec: str, *, limit: int | None = None, timeout_s: float = 10.0, thread_count: int = 1, hardware: str = "off"
+    spec: str,
+    *,
+    limit: int | None = None,
+    timeout_s: float = 10.0,
+    thread_count: int = 1,
+    hardware: str = "off",
+    start: float = 0.0,
 ) -> Source:
     """Open a source of frames.
 
@@ -120,6 +129,8 @@ def open_source(
         thread_count: threads of the decoder.
         hardware: the kind of device that decodes video where it opens, such as `cuda` or `vaapi`; `auto` for any, `off`
             for software.
+        start: the share of a video file that is left out at its beginning, up to the key frame before; other kinds of
+            sources give all their frames.
 
     Raises:
         OptionError: the spec is not one of these forms, or an option is out of range.
@@ -128,7 +139,7 @@ def open_source(
     for option, value in (("limit", limit), ("timeout_s", timeout_s), ("thread_count", thread_count)):
         if value is not None and value <= 0:
             raise OptionError(f"{option} is {value} for source {shown(spec)}; give a number above 0")
-    return source_kind(spec).open(spec, Opening(limit, timeout_s, thread_count, hardware))
+    return source_kind(spec).open(spec, Opening(limit, timeout_s, thread_count, hardware, start))
 
 
 def _scheme(spec: str) -> str:
@@ -152,6 +163,9 @@ def _open_file(spec: str, opening: Opening) -> Source:
     # file: keeps FFmpeg from reading a name with a colon as an address.
     device = hardware_device(opening.hardware)
     container, stream = open_container(f"file:{spec}", spec, advice, thread_count=opening.thread_count, hardware=device)
+    if opening.start and container.duration:
+        with suppress(FFmpegError):  # it cannot be searched
+            container.seek((container.start_time or 0) + round(opening.start * container.duration))
     return _stream(spec, container, stream, opening.limit)
 
 

@@ -21,6 +21,7 @@ from tvm_pipeline.runtime.comparison import Run, Turn, turn
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline_video.analysis import Decoder
+from tvm_pipeline_video.annotations import Overlay
 from tvm_pipeline_video.application import Application, Passage, Write, host_errors, host_graph
 from tvm_pipeline_video.decoding import USUAL_FPS
 from tvm_pipeline_video.errors import VideoError
@@ -32,6 +33,8 @@ from tvm_pipeline_video.sources import Frame, Source
 # What is recorded of a source whose frames cannot be had again.
 RECORDED_FRAMES, RECORDED_BYTES, RECORDED_S = 48, 256 << 20, 3.0
 LEAST_FRAMES = 12  # at a rate
+# From a place in a file to the next: the golden section spreads any number of places evenly.
+NEXT_PLACE = 0.618
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class HostSetting:
         decoder: the name of the function that reads the outputs; empty without one.
         video: the extension of the video to write; empty without one.
         lines: whether a line for each frame is written.
+        overlay: whether the rate and the latency are drawn into the video.
     """
 
     width: int
@@ -52,6 +56,7 @@ class HostSetting:
     decoder: str = ""
     video: str = ""
     lines: bool = False
+    overlay: bool = False
 
     def decoding(self, requested: str) -> str:
         """Return in words what decodes the video, and why requested hardware does not; empty where it is no video."""
@@ -71,6 +76,7 @@ class HostSetting:
             "live": "live source",
             "video": "video to write",
             "lines": "lines to write",
+            "overlay": "figures to draw",
         }
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in HostSetting.__slots__)
         return ", ".join(f"{names.get(n, n)} {a or 'none'} instead of {b or 'none'}" for n, a, b in pairs if a != b)
@@ -83,8 +89,9 @@ OpenScratch = Callable[[Path, float], AbstractContextManager[Write[Frame]]]
 class Rehearsal:
     """An application on a stretch of its source that can be run again and again, writing to a scratch folder.
 
-    A file is opened anew for each run, and again where it ends. A live source or an address is recorded once, when it
-    is first needed; its frames then come from memory, and the seconds of reading are those of the recording.
+    A file is opened anew for each run, at one of several places, since its frames differ: where nothing is found,
+    little is drawn. Where it ends, it begins again. A live source or an address is recorded once, when it is first
+    needed; its frames then come from memory, and the seconds of reading are those of the recording.
 
     Args:
         model: the operator graph of the model.
@@ -93,6 +100,7 @@ class Rehearsal:
         decoder: the name of `decode`, as the user gave it.
         video: the extension of the video that is written; empty without one.
         lines: whether a line for each frame is written.
+        overlay: whether the rate and the latency are drawn into the video.
         scratch: opens what is written to; None where nothing is written.
         hardware: what decodes the source, as `open_source` takes it.
 
@@ -112,6 +120,7 @@ class Rehearsal:
         decoder: str = "",
         video: str = "",
         lines: bool = False,
+        overlay: bool = False,
         scratch: OpenScratch | None = None,
         hardware: str = "off",
     ) -> None:
@@ -121,36 +130,61 @@ class Rehearsal:
         with self._open() as source:
             self.fps = source.fps
             codec = f"{source.codec} by {source.hardware}" if source.hardware else source.codec
-            self.setting = HostSetting(source.width, source.height, codec, source.live, decoder, video, lines)
+            self.setting = HostSetting(source.width, source.height, codec, source.live, decoder, video, lines, overlay)
         self._is_recorded = self.setting.live or "://" in spec
         width, height, writes = self.setting.width, self.setting.height, scratch is not None
         self.graph = host_graph(model, width, height, draws=bool(video), writes=writes)
 
     @contextmanager
-    def host(self, rate_fps: float | None = None) -> Iterator[HostWork]:
-        """Yield host work for one run; its source does not end while the block lasts, and gives frames at the rate."""
+    def host(self, rate_fps: float | None = None, start: float = 0.0) -> Iterator[HostWork]:
+        """Yield host work for one run; its source does not end while the block lasts, and gives frames at the rate.
+
+        Args:
+            start: where a file begins, as `open_source` takes it.
+        """
         with ExitStack() as stack:
             write = None
             if self._scratch is not None:
                 folder = stack.enter_context(temporary_folder())
                 write = stack.enter_context(self._scratch(folder, self.fps or USUAL_FPS))
-            frames = stack.enter_context(self._frames())
-            yield Application(self._model, self.graph, frames, self._preprocessing, self._decode, write, rate_fps).host
+            frames = stack.enter_context(self._frames(start))
+            overlay = Overlay() if self.setting.overlay else None
+            yield Application(
+                self._model,
+                self.graph,
+                frames,
+                self._preprocessing,
+                self._decode,
+                write,
+                rate_fps,
+                overlay=overlay,
+            ).host
 
     def runner(self, compiled: CompiledModel, platform: Platform, rate_fps: float | None = None) -> Run:
         """Return the function that runs a plan of the application for a turn, to compare it with others.
+
+        Plans that run one after another begin at the same place of a file. A plan that has run there begins at the
+        next place.
 
         Args:
             rate_fps: the frames a second that come. The latency of a turn is then the median at that rate, where frames
                 meet one another, and not that of a frame which is alone.
         """
 
+        start, ran = 0.0, set[Plan]()
+
         def run(plan: Plan, seconds: float) -> Turn:
-            with host_errors(), self.host() as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
+            nonlocal start
+            if plan in ran:
+                start = (start + NEXT_PLACE) % 1
+                ran.clear()
+            ran.add(plan)
+            free, at_rate = self.host(None, start), self.host(rate_fps, start)
+            with host_errors(), free as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
                 full = turn(pipeline, lambda: Tagged({}, Passage[Frame]()), seconds)
             if rate_fps is None:
                 return full
-            with host_errors(), self.host(rate_fps) as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
+            with host_errors(), at_rate as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
                 count = max(LEAST_FRAMES, round(seconds * rate_fps))
                 for _ in pipeline.map(Tagged({}, Passage[Frame]()) for _ in range(count)):
                     pass
@@ -159,26 +193,27 @@ class Rehearsal:
         return run
 
     @contextmanager
-    def _frames(self) -> Iterator[Iterator[Frame]]:
+    def _frames(self, start: float) -> Iterator[Iterator[Frame]]:
         """Yield frames that do not end; where the file breaks off it begins again, and the run itself will say so."""
         with ExitStack() as opened:
 
-            def repeated() -> Iterator[Frame]:
+            def repeated(place: float) -> Iterator[Frame]:
                 while True:
                     given = 0
                     try:
-                        for frame in self._recorded[0] if self._is_recorded else self._opened(opened):
+                        for frame in self._recorded[0] if self._is_recorded else self._opened(opened, place):
                             yield frame
                             given += 1
                     except VideoError:
-                        if not given:
+                        if not given and not place:
                             raise
+                    place = 0.0
 
-            yield repeated()
+            yield repeated(start)
 
-    def _opened(self, opened: ExitStack) -> Source:
+    def _opened(self, opened: ExitStack, start: float) -> Source:
         opened.close()
-        return opened.enter_context(self._open())
+        return opened.enter_context(self._open(start=start))
 
     @property
     def recorded_read_s(self) -> float:

@@ -288,6 +288,7 @@ def rehearsed_application(
     *,
     video: str = "",
     lines: bool = False,
+    overlay: bool = False,
     hardware: str = "auto",
 ) -> Rehearsal:
     """Return an application on a stretch of its source.
@@ -296,6 +297,7 @@ def rehearsed_application(
         found: how the model is read.
         video: the extension of the video that it writes; empty without one.
         lines: whether it writes a line for each frame.
+        overlay: whether it draws the rate and the latency into the video.
         hardware: what decodes the source, as `open_source` takes it.
 
     Raises:
@@ -323,6 +325,7 @@ def rehearsed_application(
         decoder=found.name,
         video=video,
         lines=lines,
+        overlay=overlay,
         scratch=opens,
         hardware=hardware,
     )
@@ -374,5 +377,11 @@ class Described:
         model, setting = bundle.compiled.graph, self.setting
         found = interpret(model, bundle.metadata, self.request, bundle.preprocessing)
         return rehearsed_application(
-            model, bundle.platform, source or self.source, found, video=setting.video, lines=setting.lines
+            model,
+            bundle.platform,
+            source or self.source,
+            found,
+            video=setting.video,
+            lines=setting.lines,
+            overlay=setting.overlay,
         )

@@ -26,13 +26,13 @@ from tvm_pipeline_video.service.result_lines import ResultLine
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import (
     Analysed,
-    Figures,
     Frame,
     JsonLines,
+    Overlay,
     VideoFile,
     draw,
     json_line,
-    with_figures,
+    with_overlay,
 )
 
 ROUNDING_S = 1e-6  # of the times of frames
@@ -64,7 +64,7 @@ class ResultFiles:
             self._broker = MqttResults(parse_broker(self._results), patience_s=patience_s)
             self._results = None
         self._fps, self._keeps = fps, keeps
-        self._figures = Figures() if settings.overlay else None
+        self._overlay = Overlay() if settings.overlay else None
         self._stack = ExitStack()
         self._began_s: dict[tuple[str, str], float] = {}  # the first time of each model and source in this segment
         self._number = 0
@@ -120,7 +120,7 @@ class ResultFiles:
             self.lines.write(line)
         if self.video:
             if picture is None:
-                picture = draw(seen.frame.image, with_figures(seen.annotations, self._figures, line.latency_s))
+                picture = draw(seen.frame.image, with_overlay(seen.annotations, self._overlay, line.latency_s))
             self.video.write(picture)
         if self._broker:
             self._broker.write(json_line(line), label, written)

@@ -63,10 +63,10 @@ from tvm_pipeline_video.service.video_extra import (
     Annotation,
     Application,
     Decoder,
-    Figures,
     Frame,
     Interpretation,
     Outputs,
+    Overlay,
     Preprocessing,
     Request,
     Transform,
@@ -391,6 +391,7 @@ def _planned(
             found,
             video=settings.output.suffix.lower() if settings.output else "",
             lines=bool(settings.results),
+            overlay=settings.overlay,
             hardware=settings.hardware_decoding,
         )
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
@@ -454,7 +455,7 @@ def _running(
             partial(write, label),
             settings.rate,
             sources.place,
-            Figures() if settings.overlay else None,
+            Overlay() if settings.overlay else None,
         )
     host = application.host if application else None
     compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)

@@ -32,7 +32,7 @@ try:
         stream,
     )
     from tvm_pipeline_video.analysis import Outputs, decoder_name
-    from tvm_pipeline_video.annotations import Figures, with_figures
+    from tvm_pipeline_video.annotations import Overlay, with_overlay
     from tvm_pipeline_video.application import Application
     from tvm_pipeline_video.decoders import Request, check_name, is_known, read_labels
     from tvm_pipeline_video.decoding import USUAL_FPS
@@ -53,7 +53,6 @@ __all__ = [
     "Annotation",
     "Application",
     "Decoder",
-    "Figures",
     "Frame",
     "HostSetting",
     "Interpretation",
@@ -62,6 +61,7 @@ __all__ = [
     "LiveSource",
     "LiveStatistics",
     "Outputs",
+    "Overlay",
     "Policy",
     "Preprocessing",
     "Reconnect",
@@ -87,5 +87,5 @@ __all__ = [
     "read_labels",
     "source_kind",
     "stream",
-    "with_figures",
+    "with_overlay",
 ]

@@ -247,6 +247,25 @@ def test_a_platform_without_a_cpu_cannot_be_measured():
         profile_host(rehearsal(), compiled, platform, profile_of(compiled, platform))
 
 
+def test_plans_are_compared_at_the_same_places_of_a_file(monkeypatch):
+    opened = []
+
+    def open_and_note(spec, start=0.0, **options):
+        opened.append(round(start, 3))
+        return open_source(spec, start=start, **options)
+
+    monkeypatch.setattr("tvm_pipeline_video.rehearsals.open_source", open_and_note)
+    compiled, platform = model(), platform_of("d0")
+    app = rehearsal("synthetic:32x24@30", overlay=True)
+    names = tuple(operator.name for operator in app.graph.operators)
+    plan = Plan(app.graph.name, "by hand", "throughput", (Stage(("d0",), names),), Prediction())
+    run, few = app.runner(compiled, platform), replace(plan, in_flight=1)
+    opened.clear()
+    for each in (plan, few, few, plan, plan, few):
+        run(each, 0.01)
+    assert opened == [0.0, 0.0, 0.618, 0.618, 0.236, 0.236]
+
+
 def test_settings_say_what_differs():
     known = rehearsal().setting
     assert known == HostSetting(32, 24, "", False, "found.py:colour")

@@ -22,12 +22,15 @@ from tvm_pipeline_video.errors import VideoError
 FRAMES = 40
 
 
-def encode(path: Path, frames: int = FRAMES, size: tuple[int, int] = (160, 120), **options: str) -> Path:
+def encode(
+    path: Path, frames: int = FRAMES, size: tuple[int, int] = (160, 120), gop: int = 250, **options: str
+) -> Path:
     """A noisy clip (large packets) whose red channel rises with the frame."""
     noise = np.random.default_rng(0)
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream("libx264", rate=25)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        stream.gop_size = gop
         for number in range(frames):
             image = noise.integers(0, 60, (size[1], size[0], 3), dtype=np.uint8)
             image[:, :, 0] += np.uint8(number * 4)
@@ -93,6 +96,26 @@ def test_mp4_says_its_length_and_a_limit_shortens_it(clips: Path) -> None:
     with open_source(str(clips / "clip.mp4"), limit=1000, thread_count=2) as source:
         assert source.frames == FRAMES
         assert len(list(source)) == FRAMES
+
+
+@pytest.mark.parametrize(("start", "first"), [(0.0, 0), (0.2, 0), (0.6, 18), (0.99, 36)])
+def test_a_file_begins_at_the_key_frame_before_a_share_of_it(tmp_path: Path, start: float, first: int) -> None:
+    """Every ninth picture of this clip is a key frame."""
+    path = encode(tmp_path / "clip.mp4", gop=10)
+    with open_source(str(path)) as source:
+        whole = [frame.image for frame in source]
+    with open_source(str(path), start=start) as source:
+        frames = list(source)
+    assert [frame.index for frame in frames] == list(range(FRAMES - first))
+    assert frames[0].time_s == 0
+    np.testing.assert_array_equal(frames[0].image, whole[first])
+
+
+def test_what_cannot_be_searched_gives_all_its_frames(tmp_path: Path) -> None:
+    path = encode(tmp_path / "clip.h264", gop=10)
+    for spec in (str(path), f"synthetic:32x24@25:{FRAMES}"):
+        with open_source(spec, start=0.6) as source:
+            assert len(list(source)) == FRAMES
 
 
 def test_a_closed_source_has_ended(clips: Path) -> None:
