@@ -211,7 +211,7 @@ def test_an_open_target_is_this_machines() -> None:
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", ["shapes", "branching", "two_in_two_out"])
+@pytest.mark.parametrize("name", ["shapes", "two_in_two_out"])
 @pytest.mark.usefixtures("own_cache")
 def test_it_keeps_the_contract(name: str) -> None:
     """Branches, several inputs and outputs, and reshapes; on two cores, or the only one."""
