@@ -96,20 +96,19 @@ class Bundle:
     rewriting: MemoryRewriting | None = None
 
 
-def write_bundle(path: Path, bundle: Bundle) -> None:
+def write_bundle(path: Path | str, bundle: Bundle) -> None:
     """Write the bundle, whole or not at all; raise PipelineError where that is not possible.
 
     Examples:
         >>> import tarfile, tempfile
-        >>> from pathlib import Path
         >>> from tvm_pipeline.testing import example_backend, example_bundle, installed
         >>> with installed(example_backend()), tempfile.TemporaryDirectory() as folder:
-        ...     write_bundle(Path(folder) / "net.tar", example_bundle())
-        ...     with tarfile.open(Path(folder) / "net.tar") as tar:
+        ...     write_bundle(f"{folder}/net.tar", example_bundle())
+        ...     with tarfile.open(f"{folder}/net.tar") as tar:
         ...         print(*tar.getnames())
         manifest.json compiled/model.pickle graph.json plan.txt platform.json profile.json
     """
-    backend = platform_backend(bundle.platform)
+    path, backend = Path(path), platform_backend(bundle.platform)
     with _scratch(path) as root:
         (root / "compiled").mkdir()
         bundle.compiled.save(root / "compiled", _of_model(bundle), bundle.platform)
@@ -155,7 +154,7 @@ def _scratch(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_bundle(path: Path) -> Iterator[Bundle]:
+def open_bundle(path: Path | str) -> Iterator[Bundle]:
     """Unpack a bundle into a temporary folder for as long as the block lasts, and close its model after that.
 
     Raises:
@@ -163,14 +162,14 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
 
     Examples:
         >>> import tempfile
-        >>> from pathlib import Path
         >>> from tvm_pipeline.testing import example_backend, example_bundle, installed
         >>> with installed(example_backend()), tempfile.TemporaryDirectory() as folder:
-        ...     write_bundle(Path(folder) / "net.tar", example_bundle())
-        ...     with open_bundle(Path(folder) / "net.tar") as bundle:
+        ...     write_bundle(f"{folder}/net.tar", example_bundle())
+        ...     with open_bundle(f"{folder}/net.tar") as bundle:
         ...         print(bundle.graph.name, bundle.plan.devices)
         net ('d0', 'd1')
     """
+    path = Path(path)
     with temporary_folder(path.stat().st_size if path.exists() else 0) as root:
         with blamed(path, BundleError, _AGAIN):
             bundle = _opened(path, root)
