@@ -25,10 +25,13 @@ from tests.edgetpu.test_backend import assert_as_the_whole, compiled, frames_of,
 from tests.edgetpu.test_edge_tpu_command import PLATFORM, command, picture_network
 from tests.runtime.test_live_pipeline import failures, problem_of
 from tests.support.crashes import children_of
+from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.stage_process import DeviceProcesses
 from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.errors import StageError
 from tvm_pipeline.runtime import LivePipeline, Pipeline
 from tvm_pipeline.runtime.isolation import isolated
+from tvm_pipeline.workflow.compiled_pipeline import CompiledPipeline
 
 NETWORK = random_network(4)
 TWO = tpus("usb:0", "usb:1")
@@ -154,6 +157,23 @@ def test_stages_on_a_stick_share_its_process_also_those_of_another_model(usb):
     assert children_of(os.getpid()) <= others
 
 
+def test_a_fault_of_a_compiled_pipeline_is_an_error_and_the_next_stream_opens_the_stick_again(usb):
+    problem = problem_of(*compiled(TWO))
+    plan = plan_of(problem.graph, random_stages(problem.graph, 2, 0))
+    frames = frames_of(problem.graph, 5)
+    bundle = Bundle(problem.graph, problem.platform, problem.profile, plan, compiled(TWO)[0])
+    with CompiledPipeline(bundle) as pipe:
+        stream = pipe.map(itertools.cycle(frames))
+        next(stream)
+        [process] = holders(usb / "right")
+        assert make_fault(usb / "left")
+        with pytest.raises(StageError, match="on tpu0 was killed by SIGABRT"):
+            list(stream)
+        assert len(list(pipe.map(frames))) == len(frames)
+        assert holders(usb / "right") == [process]
+    assert holders(usb / "right") == []
+
+
 def test_only_sticks_have_processes(usb):
     model, platform = compiled(tpus("usb:0", "cpu", "usb:5"))  # two of them stand-ins
     plan = plan_of(model.graph, random_stages(model.graph, 3, 0))
@@ -221,13 +241,15 @@ def test_a_fault_while_plans_are_compared_ends_no_run(usb, tmp_path):
         (2, ("bench", "net.tflite", "--platform", PLATFORM, "--seconds", 0.2, "--rounds", 9)),
         (2, ("plan", "net.tflite", "--platform", PLATFORM, "--scheduler", "measured")),
         (6, ("calibrate", "net.tflite", "--platform", PLATFORM, "-o", "out.toml")),
+        (3, ("run", "net.tflite", "--platform", PLATFORM, "--inputs", "frames.npy")),
     ],
-    ids=["bench", "plan", "calibrate"],
+    ids=["bench", "plan", "calibrate", "run"],
 )
 def test_a_fault_while_something_is_measured_is_one_line(usb, tmp_path, monkeypatch, opens, arguments):
     """The first `opens` only look at the stick, and have a second try themselves."""
     monkeypatch.chdir(tmp_path)
     Path("net.tflite").write_bytes(picture_network())
+    np.save("frames.npy", np.zeros((20000, 1, 16, 16, 3), np.int8))
     measuring, opened = command(*arguments), usb / "opened"
     while not (opened.exists() and opened.read_text().split().count("left") > opens and make_fault(usb / "left")):
         assert measuring.poll() is None, measuring.communicate()

@@ -16,12 +16,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
-from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.core.model import Format, Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.core.problem import Objective, checked_objective
@@ -29,6 +30,7 @@ from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import Shapes
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.frame_stream import Inputs
+from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.runtime.verification import VERIFY_S
 
 
@@ -54,6 +56,12 @@ class CompiledPipeline:
         if opened is None:
             self._opened.callback(bundle.compiled.close)
 
+    @cached_property
+    def compiled(self) -> CompiledModel:
+        """Return the model, whose stages on an Edge TPU run in a process that lasts until `close`."""
+        bundle = self.bundle
+        return self._opened.enter_context(isolated(bundle.compiled, bundle.platform, bundle.plan.stages, every=False))
+
     def map(self, frames: Iterable[Inputs]) -> Iterator[Any]:
         """Yield the outputs of each frame, in order; one stream after another may be mapped.
 
@@ -67,7 +75,7 @@ class CompiledPipeline:
             ModelError: a frame does not fit the model's inputs.
             StageError: a device fails.
         """
-        with Pipeline(self.bundle.compiled, self.bundle.plan, self.bundle.platform) as pipeline:
+        with Pipeline(self.compiled, self.bundle.plan, self.bundle.platform) as pipeline:
             for result in pipeline.map(frames):
                 yield _alone(result.outputs)
 
@@ -148,19 +156,8 @@ def compile(
     profile = measured_profile(made)
     problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
     decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
-    graph = made.compiled.graph
-    return CompiledPipeline(
-        Bundle(
-            graph,
-            made.platform,
-            profile,
-            decision.plan,
-            made.compiled,
-            decision=decision,
-            metadata=made.metadata,
-            rewriting=made.rewriting,
-        )
-    )
+    graph, known = made.compiled.graph, (profile, decision.plan, made.compiled)
+    return CompiledPipeline(Bundle(graph, made.platform, *known, decision=decision, metadata=made.metadata))
 
 
 def open(path: Path | str) -> CompiledPipeline:

@@ -64,7 +64,7 @@ def command(
         stack.enter_context(spinner())
         pipe = stack.enter_context(_opened(model, scenario, platform, device, input_shapes))
         bundle = pipe.bundle
-        pipeline = stack.enter_context(tp.Pipeline(bundle.compiled, bundle.plan, bundle.platform))
+        pipeline = stack.enter_context(tp.Pipeline(pipe.compiled, bundle.plan, bundle.platform))
         system = stack.enter_context(UnderTest(pipeline, samples(bundle.graph)))
         at_its_pace = partial(settings, system.pace())
         verdict = run_test(system, at_its_pace(), scenario, output / "performance")

@@ -1,7 +1,6 @@
 """`tvm-pipeline run --inputs x.npz --outputs y.npz`: run a model on arrays of NumPy, whatever they mean.
 
-Use it for a model that takes no picture, and to compare outputs with another engine. Next: run.py, the same command on
-video.
+Use it for a model that takes no picture, and to compare outputs with another engine. Next: run.py, which runs video.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from tvm_pipeline.cli.output import print_json, say
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, nearest
 from tvm_pipeline.files import check_distinct, replacing
+from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model
 from tvm_pipeline_video.service.settings import Settings
@@ -49,10 +49,11 @@ def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener:
     with opened_model(settings.bundle[0], settings, listener, of_pictures=False) as (_, bundle):
         with blamed(inputs, ModelError):
             frames, join = frames_of(arrays, bundle.compiled.graph.inputs)
-        began_s = perf_counter()
-        with Pipeline(bundle.compiled, bundle.plan, bundle.platform) as pipeline, blamed(inputs, ModelError):
-            results = list(pipeline.map(frames))
-        taken_s = perf_counter() - began_s
+        apart = isolated(bundle.compiled, bundle.platform, bundle.plan.stages, every=False)
+        with apart as compiled, Pipeline(compiled, bundle.plan, bundle.platform) as pipe, blamed(inputs, ModelError):
+            began_s = perf_counter()
+            results = list(pipe.map(frames))
+            taken_s = perf_counter() - began_s
     figures = {
         "frames": len(frames),
         "seconds": taken_s,
