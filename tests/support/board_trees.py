@@ -143,6 +143,31 @@ _ORIN_TRIPS: Mapping[str, Sequence[Trip]] = {
     )
     for part, suffix in (("cpu", "-thermal"), ("gpu", "-thermal"), ("CPU", "-therm"), ("GPU", "-therm"))
 }
+
+
+def _xavier_trips(clusters: int, hot: Sequence[str], **zones_c: tuple[float, float]) -> Mapping[str, Sequence[Trip]]:
+    """Return the trip points of a Xavier, by the temperatures from which on each zone slows it down, and ends it.
+
+    As NVIDIA's device trees have them: tegra194-thermal.dtsi, tegra194-thermal-userspace-alert.dtsi, and those of the
+    modules p2888 and p3668. Cooling devices of clocks have their names by Linux 4.9 and 5.10.
+    """
+    slow = (*(f"thermal-cpufreq-{number}" for number in range(clusters)), "thermal-devfreq-0")
+    return {"AO-therm": [("active", 85, ["bwmgr-therm-handler"])]} | {
+        f"{part}-therm": [
+            ("critical", end, []),
+            ("passive", slows, [*slow, f"{part.lower()}-throttle-alert"]),
+            ("active", 70, hot),
+        ]
+        for part, (slows, end) in zones_c.items()
+    }
+
+
+def _xavier_coolers(clusters: int) -> tuple[str, ...]:
+    alerts = (f"{part}-throttle-alert" for part in ("cpu", "gpu", "aux"))
+    clocks = (*(f"thermal-cpufreq-{number}" for number in range(clusters)), "thermal-devfreq-0")
+    return (*clocks, *alerts, "bwmgr-therm-handler", "pwm-fan")
+
+
 _CURRENT = {
     "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
     **{f"sys/class/hwmon/hwmon3/oc{number}_event_cnt": "0\n" for number in (1, 2, 3)},
@@ -204,10 +229,30 @@ TREES: dict[str, Tree] = {
         gpu="17000000.gv11b",
         gpu_hz=1109250000,
         zones={"CPU-therm": 40000, "GPU-therm": 39000, "AUX-therm": 38000, "AO-therm": 38500},
-        coolers=("cpu-throttle-alert", "gpu-throttle-alert", "pwm-fan"),
+        coolers=(*_xavier_coolers(3), "hot-surface-alert"),
+        trips=_xavier_trips(3, ["hot-surface-alert"], CPU=(90.5, 96), GPU=(91.5, 97), AUX=(90, 95.5)),
         told="NVIDIA Jetson Xavier NX 16GB, L4T 35.4.1 (JetPack 5.1.2), power mode unknown "
         "(no /var/lib/nvpmodel/status)",
         named="6 Carmel",
+    ),
+    # Names: NVIDIA's device tree tegra194-p2888-0001-p2822-0000.dts, nvpmodel_t194.conf.
+    "AGX Xavier, JetPack 4": Tree(
+        compatible=("nvidia,p2822-0000+p2888-0001", "nvidia,tegra194"),
+        model="Jetson-AGX",
+        release=release(32, "7.1", "t186ref"),
+        cores=(CARMEL,) * 8,
+        policies=((0, 1), (2, 3), (4, 5), (6, 7)),
+        limit_khz=1190400,
+        memory_kb=32692948,
+        gpu="17000000.gv11b",
+        gpu_hz=670650000,
+        zones={"CPU-therm": 41000, "GPU-therm": 40000, "AUX-therm": 39500, "AO-therm": 39000, "Tboard_tegra": 38000},
+        coolers=_xavier_coolers(4),
+        trips=_xavier_trips(4, [], CPU=(90, 95.5), GPU=(92.5, 98), AUX=(89, 94.5)),
+        mode=2,
+        modes=("MAXN", "MODE_10W", "MODE_15W", "MODE_30W_ALL"),
+        told="NVIDIA Jetson AGX Xavier, L4T 32.7.1 (JetPack 4.6.1), power mode 2 (MODE_15W)",
+        named="8 Carmel",
     ),
     # Names: Linux, tegra234-p3737-0000+p3701-0000.dts and its like; jetson_stats (devfreq).
     "AGX Orin, JetPack 5": Tree(
