@@ -55,17 +55,16 @@ def read_limit(clock: str, root: Path = Path("/")) -> int:
         raise PowerError(f"clock {clock}: {path} cannot be read: {error}") from error
 
 
-def are_fixed(root: Path = Path("/")) -> bool | None:
+def are_fixed(root: Path = Path("/")) -> bool:
     """Return whether each clock of CPU cores and the GPU may only have its greatest frequency, as `jetson_clocks` does.
 
     It writes max_freq into min_freq of devfreq, and scaling_max_freq into scaling_min_freq of cpufreq: public listings
-    of what it shows have MinFreq=1734000 MaxFreq=1734000. None where no clock tells both.
+    of what it shows have MinFreq=1734000 MaxFreq=1734000. A clock that does not tell both is passed over.
     """
     least = [*(root / CPUS / "cpufreq").glob("policy*/scaling_min_freq")]
     least += [root / DEVFREQ / name / "min_freq" for name in _devfreq(root) if GPU_CLOCK.fullmatch(name)]
     told = [(file_text(path), file_text(path.with_name(path.name.replace("min", "max")))) for path in least]
-    known = [low == high for low, high in told if low and high]
-    return all(known) if known else None
+    return all(low == high for low, high in told if low and high)
 
 
 def write_limit(clock: str, limit: int, root: Path = Path("/")) -> None:

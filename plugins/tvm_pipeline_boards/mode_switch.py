@@ -68,12 +68,11 @@ class BoardModes(PowerModes):
             for mode in modes:
                 yield f"{mode}{', which is set' if mode.number == current else ''}"
 
-    def unsteady(self) -> str | None:
-        """Return that `jetson_clocks` is off; None where this is no Jetson, and where no clock tells it."""
-        fixed = are_fixed(self._root) if read_jetson(self._root) else None
-        if fixed is False:
-            return "jetson_clocks is off: clocks follow the load; run `sudo jetson_clocks` before you profile"
-        return None if fixed is None else ""
+    def unsteady(self) -> str:
+        """Return that `jetson_clocks` is off; empty where this is no Jetson, and where no clock tells it."""
+        if read_jetson(self._root) is None or are_fixed(self._root):
+            return ""
+        return "jetson_clocks is off: clocks follow the load; run `sudo jetson_clocks` before you profile"
 
     def is_set(self, mode: PowerMode) -> bool:
         """Return whether the machine is in this mode: the number of `nvpmodel` and the limits are those of the mode."""

@@ -205,12 +205,12 @@ def _versions(machine: Platform) -> Told:
 
 
 def _clocks() -> Told:
-    unsteady = power_modes().unsteady()
-    if unsteady is None:
-        raise NotTriedError("nothing tells whether clocks are fixed")
-    if unsteady:
+    modes = power_modes()
+    if unsteady := modes.unsteady():
         raise PlatformError(unsteady)
-    return "they are fixed", {}
+    if not modes.environment():
+        raise NotTriedError("no installed package knows the clocks of this machine")
+    return "nothing shows that they follow the load", {}
 
 
 def _power() -> Iterator[Claim]:

@@ -38,9 +38,9 @@ class PowerModes:
         """Return lines for `tvm-pipeline devices`: which board this is, its modes, and which of them is set."""
         return ()
 
-    def unsteady(self) -> str | None:
-        """Return why clocks change with the load, and what to do; empty if they are fixed, None if nothing tells it."""
-        return None
+    def unsteady(self) -> str:
+        """Return why clocks change with the load, and what to do; empty where nothing shows that they do."""
+        return ""
 
     def environment(self) -> Mapping[str, str]:
         """Return what a profile keeps of the machine: `board` and `power mode`; a profile of others is doubted."""
