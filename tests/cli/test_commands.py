@@ -95,7 +95,8 @@ def test_compile_then_bench_a_hand_written_plan(cli, model, bundle, tmp_path):
 
 def test_compile_measures_the_candidates_and_the_bundle_says_so(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(verification, "MOST_ROUNDS", 4)  # rounds end the race, however slow the machine is
+    monkeypatch.setattr(verification, "MOST_ROUNDS", 3)  # rounds end the race, however slow the machine is
+    monkeypatch.setattr(verification, "TURN_S", 0.05)
     bundle, profile = tmp_path / "net.tar", tmp_path / "profile.json"
     assert cli("profile", model, "-o", profile, "--repeats", 4).code == 0
     known = json.loads(profile.read_text())

@@ -101,11 +101,11 @@ def test_a_bundle_has_its_own_plan(cli, bundle, tmp_path):
 def test_a_plan_keeps_a_deadline_or_what_would_keep_it_is_told(cli, what):
     """The whole graph takes 30 ms on a; a pipeline takes 35 ms, and 40 frames a second."""
     graph = what[:5]
-    kept = cli("plan", *graph, "--rate", 20, "--deadline", "50ms", "--json")
+    kept = cli("plan", *graph, "--rate", 20, "--deadline", "50ms", "--miss", 0.01, "--json")
     assert kept.code == 0, kept.err
     assert kept.json["objectives"]["throughput"] == pytest.approx(40.0)
     assert kept.json["predicted"]["latency_p99_s"] == pytest.approx(0.035)
-    missed = cli("plan", *graph, "--rate", 20, "--deadline", "25ms")
+    missed = cli("plan", *graph, "--rate", 20, "--deadline", "25ms", "--miss", 0.01)
     assert missed.code == 1
     assert "the best deadline at this rate is 30 ms, of single (a)" in " ".join(missed.err.split())
     for options in (["--deadline", "50ms"], ["--rate", 20, "--deadline", "soon"], ["--rate", 20, "--deadline", 0]):
