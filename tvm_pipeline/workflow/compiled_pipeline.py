@@ -156,8 +156,10 @@ def compile(
     profile = measured_profile(made)
     problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
     decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
-    graph, known = made.compiled.graph, (profile, decision.plan, made.compiled)
-    return CompiledPipeline(Bundle(graph, made.platform, *known, decision=decision, metadata=made.metadata))
+    bundle = Bundle(
+        problem.graph, made.platform, profile, decision.plan, made.compiled, decision=decision, metadata=made.metadata
+    )
+    return CompiledPipeline(bundle)
 
 
 def open(path: Path | str) -> CompiledPipeline:
