@@ -1,7 +1,7 @@
 """Fail the power of a disk at random moments, and count the lines of results that are missing afterwards.
 
     sudo nice -n 5 python benchmarks/power_failure.py
-    sudo python benchmarks/power_failure.py --short    # two failures of each kind, for CI
+    sudo python benchmarks/power_failure.py --short    # one failure of each kind, soon, for CI
 
 The power failure is emulated: an ext4 in a file (a loop device) is shut down by the kernel without writing its journal
 (EXT4_IOC_SHUTDOWN), the processes that write there are killed, and it is mounted again. What was not synced is lost as
@@ -223,7 +223,7 @@ def living(folder: Path, socket: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def fleet_once(disk: ShutDownDisk, scratch: Path, after_s: float) -> str:
+def fleet_once(disk: ShutDownDisk, scratch: Path, after_s: float, again_s: float) -> str:
     """Fail the power of a head; return what is wrong, "" if nothing is."""
     folder = Path(tempfile.mkdtemp(dir=disk.folder))
     os.sync()
@@ -256,7 +256,7 @@ def fleet_once(disk: ShutDownDisk, scratch: Path, after_s: float) -> str:
     disk.come_back()
     kept, forgotten = raw_count(path), sum(host.forgotten() for host in hosts)
     with living(folder, socket):
-        live(time.monotonic() + 8)
+        live(time.monotonic() + again_s)
         until_s = time.monotonic() + 60
         while any(host.results.batch().lines for host in hosts) and time.monotonic() < until_s:
             live(time.monotonic() + BEAT_S, works=False)
@@ -284,8 +284,9 @@ def raw_count(path: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="two failures of each kind, for CI")
-    count = 2 if parser.parse_args().short else 10
+    parser.add_argument("--short", action="store_true", help="one failure of each kind, soon, for CI")
+    short = parser.parse_args().short
+    count, run_s, fleet_s, again_s = (1, (0.5, 1.0), (0.5, 1.0), 1.0) if short else (10, (2.0, 8.0), (2.0, 6.0), 8.0)
     chance, wrong = random.Random(1), []
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         folder = Path(place)
@@ -298,9 +299,9 @@ def main() -> None:
         environment = {**install(folder / "installed"), "TVM_PIPELINE_CACHE": str(folder / "cache")}
         CONSOLE.print("power failures, emulated: an ext4 that the kernel shuts down without its journal")
         for index in range(count):
-            wrong.append(run_once(disk, folder / "means.tar", environment, index, chance.uniform(2.0, 8.0)))
+            wrong.append(run_once(disk, folder / "means.tar", environment, index, chance.uniform(*run_s)))
         for _ in range(count):
-            wrong.append(fleet_once(disk, folder, chance.uniform(2.0, 6.0)))
+            wrong.append(fleet_once(disk, folder, chance.uniform(*fleet_s), again_s))
     for text in filter(None, wrong):
         CONSOLE.print(f"wrong: {text}")
     sys.exit(any(wrong))
