@@ -213,6 +213,7 @@ def main() -> None:
     loadgen()
     if options.short:
         options.models, options.seconds, options.rounds, options.verify = ["branching"], 0.2, 1, 0.0
+        options.scenarios = ["SingleStream", "Offline"]  # one for each plan
     packages = peers_folder(install=not options.short)
     for name in options.models:
         race(name, packages, options)

@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all turns here")
     options = parser.parse_args()
     if options.short:
-        options.models, options.rounds, options.seconds, options.tune = ["branching"], 2, 0.05, 1e-3
+        options.models, options.rounds, options.seconds, options.tune = ["branching"], 1, 0.05, 1e-3
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     parts = {"engines": engines, "schedules": schedules, "operators": operators}
     wanted = [options.only] if options.only else list(parts)[: 3 if options.short else 2]
@@ -287,7 +287,7 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
         CONSOLE.print(f"{name}: {report.tuned} of {report.kernels} convolutions tuned; {report.stopped}")
     compile_ = tuner.compile_untuned if tuner else backend.compile
     compiled = compile_(model, platform.devices)
-    plans = own_plans(name, compiled, platform, 1.0 if options.short else VERIFY_S)
+    plans = own_plans(name, compiled, platform, 0.2 if options.short else VERIFY_S)
     frame = [noise(Port.of(tensor)) for tensor in compiled.graph.inputs]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
         settings: list[Ours | Peer] = []

@@ -116,10 +116,10 @@ class Rig:
     tolerance: float = 0.0
 
 
-def make_rig(side: int, repeats: int = REPEATS) -> Rig:
-    """Return the rig of squeezenet on square pictures of `side` pixels, measured in so many passes."""
+def make_rig(side: int) -> Rig:
+    """Return the rig of squeezenet on square pictures of `side` pixels."""
     shapes = None if side == USUAL_SIDE else {"data": (1, 3, side, side)}
-    return rig_of(compile_source("squeezenet", shapes), repeats)
+    return rig_of(compile_source("squeezenet", shapes), REPEATS)
 
 
 def make_tiny_rig() -> Rig:
