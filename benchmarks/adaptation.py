@@ -245,7 +245,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.short:
         arguments.model, arguments.loads, arguments.rounds = "branching", ["stress"], 1
-        arguments.quiet, arguments.settling, arguments.seconds = 0.2, 0.5, 0.3
+        arguments.quiet, arguments.settling, arguments.seconds = 0.1, 0.2, 0.1
 
     subject = prepare(arguments.model, repeats=8 if arguments.short else 24)
     rate_table = Table("load", *list(subject.kept)[:4], "oracle", *subject.first, title="frames a second; / oracle")

@@ -251,8 +251,8 @@ def main() -> None:
     arguments = parser.parse_args()
     frames, rate_fps = None, RATE_FPS
     if arguments.short:  # at a rate that a busy machine keeps, too
-        arguments.runs, arguments.verify, arguments.seconds = 1, 2.0, 2.0
-        frames, rate_fps = 24, 2.0
+        arguments.runs, arguments.verify, arguments.seconds = 1, 0.5, 1.0
+        frames, rate_fps = 12, 4.0
     app = app_of(arguments.short)
     if arguments.only in (None, "fresh"):
         fresh(app, arguments.runs, arguments.verify, frames)

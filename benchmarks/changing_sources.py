@@ -1,7 +1,7 @@
 """Add and remove sources of a run with `wait`: how long to the first line, and do those that stay lose frames?
 
     nice -n 5 python benchmarks/changing_sources.py
-    python benchmarks/changing_sources.py --short     # two changes, for CI
+    python benchmarks/changing_sources.py --short     # one change, for CI
 
 One `tvm-pipeline run --config` with `wait = true`, in a process of its own, of a tiny network on synthetic pictures of
 320x240 at 10 frames a second, read by the clock. Some sources stay from begin to end. Others come and go: at each turn
@@ -101,10 +101,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staying", type=int, default=8, help="sources that stay")
     parser.add_argument("--changes", type=int, default=20, help="how often one comes and goes")
-    parser.add_argument("--short", action="store_true", help="two that stay and two changes, for CI")
+    parser.add_argument("--short", action="store_true", help="one that stays and one change, for CI")
     arguments = parser.parse_args()
-    staying = [f"stays{number}" for number in range(2 if arguments.short else arguments.staying)]
-    changes = 2 if arguments.short else arguments.changes
+    staying = [f"stays{number}" for number in range(1 if arguments.short else arguments.staying)]
+    changes = 1 if arguments.short else arguments.changes
     with tempfile.TemporaryDirectory() as name:
         make_bundle(Path(name))
         run = Run(Path(name))

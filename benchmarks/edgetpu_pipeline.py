@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds = MODELS[:1], 0.3, 1
+        arguments.models, arguments.seconds, arguments.rounds = MODELS[:1], 0.1, 1
 
     console = Console(width=140)
     cores = sorted(os.sched_getaffinity(0))

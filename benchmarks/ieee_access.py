@@ -74,7 +74,7 @@ def main() -> None:
     options.swept, options.scheduled, options.turn_s = SWEPT, SCHEDULED, TURN_S
     if options.short:
         options.networks, options.swept, options.scheduled, options.loads = [SHORT], SHORT, SHORT, ["stress"]
-        options.seconds, options.rounds, options.turn_s, options.adapted = 0.05, 1, 0.02, 1.0
+        options.seconds, options.rounds, options.turn_s, options.adapted = 0.05, 1, 0.02, 0.2
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / "figures.json"
     if not options.again:

@@ -57,10 +57,10 @@ LOADED = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=s
 WAYS = {"before": nullcontext, "numpy": faster_importer}
 
 
-def started(program: str) -> dict[str, Any]:
+def started(program: str, starts: int) -> dict[str, Any]:
     """Return the modules that a program loads, and its CPU seconds."""
     seconds, loaded = [], []
-    for _ in range(STARTS):
+    for _ in range(starts):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", LOADED + program], capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -112,7 +112,7 @@ def main() -> None:
         cache_folder().mkdir(parents=True, exist_ok=True)
         args.models, args.repeat = [str(write_picture_net(cache_folder() / "import_time.onnx"))], 1
 
-    starts = [{"program": name, **started(program)} for name, program in PROGRAMS.items()]
+    starts = [{"program": name, **started(program, 1 if args.short else STARTS)} for name, program in PROGRAMS.items()]
     cells = tuple((s["program"], str(s["our_modules"]), str(s["modules"]), f"{s['cpu_s']:.2f}") for s in starts)
     Console().print(TextTable("Start of programs", ("program", "our modules", "modules", "CPU s"), cells))
 

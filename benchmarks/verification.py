@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.models, arguments.verify, arguments.seconds, arguments.rounds = ["branching"], 6.0, 0.1, 1
+        arguments.models, arguments.verify, arguments.seconds, arguments.rounds = ["branching"], 1.0, 0.1, 1
 
     console = Console(width=140)
     rows = [row(console, name, arguments) for name in arguments.models]
