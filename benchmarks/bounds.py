@@ -42,6 +42,8 @@ NETWORKS = {
     "NASNetLarge": partial(read_graph, ROOT / "profiles/tflite/NASNetLarge.json"),
 }
 
+SHORT = {"NASNet-A, one cell, fused": partial(generators.nasnet, 1, fused=True)}
+
 # By name; the last figure is the seed.
 RANDWIRES = {
     **{
@@ -75,8 +77,8 @@ def fps(figures: tuple[float, ...] | None) -> float:
 
 def nasnets(short: bool) -> None:
     rows, gaps = [], []
-    for name in list(NETWORKS)[:1] if short else NETWORKS:
-        graph = NETWORKS[name]()
+    for name, make in (SHORT if short else NETWORKS).items():
+        graph = make()
         for count in (4,) if short else (4, 6, 8):
             limit_s = SHORT_S if short else 30.0
             problem = Problem(graph, coral(count), unmeasured(graph), stages=count, time_limit_s=limit_s)
@@ -116,10 +118,9 @@ def large(short: bool) -> None:
 
 def gap_over_time(short: bool) -> None:
     limits_s = (SHORT_S,) if short else LIMITS_S
-    makers = {**NETWORKS, **RANDWIRES}
     rows, last = [], []
-    for name in list(makers)[:1] if short else makers:
-        graph = makers[name]()
+    for name, make in (SHORT if short else {**NETWORKS, **RANDWIRES}).items():
+        graph = make()
         for count in (4,) if short else (4, 8):
             problem = Problem(graph, coral(count), unmeasured(graph), stages=count)
             plans = [planned(replace(problem, time_limit_s=limit_s))[0] for limit_s in limits_s]
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     graph = generators.nasnet(1)
-    for stages in (None, 2):  # compiles the loops
+    for stages in () if arguments.short else (None, 2):  # compiles the loops
         planning.plan(Problem(graph, coral(2), unmeasured(graph), stages=stages, time_limit_s=0.1))
     for part in arguments.only or PARTS:
         PARTS[part](arguments.short)

@@ -288,9 +288,9 @@ def main() -> None:
     small = make_tiny_rig() if few else make_rig(SMALL_SIDE) if {"switches", "failures"} & {*chosen} else None
     usual = small if few else make_rig(USUAL_SIDE) if {"gaps", "watching", "calm"} & {*chosen} else None
     todo: dict[str, Callable[[], bool]] = {
-        "gaps": lambda: gaps(usual, 3 if few else 100, draw),
-        "switches": lambda: switches(small, 20 if few else 1000, draw),
-        "failures": lambda: failures(small, 4 if few else 200, draw),
+        "gaps": lambda: gaps(usual, 2 if few else 100, draw),
+        "switches": lambda: switches(small, 10 if few else 1000, draw),
+        "failures": lambda: failures(small, 2 if few else 200, draw),
         "watching": lambda: watching(usual, *((1, 0.2) if few else (40, 3.0)), orders),
         "calm": lambda: calm(usual, 0.01 if few else arguments.calm),
     }
