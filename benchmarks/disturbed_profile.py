@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from networks import load
 from rich.console import Console
 from rich.table import Table
 
@@ -48,12 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--short", action="store_true", help="small pictures and one load, once: proves that it works")
+    parser.add_argument("--short", action="store_true", help="a small network and one load, once: proves that it works")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
-    shapes = {"data": (1, 3, 64, 64)} if arguments.short else None
-    made = compile_source("squeezenet" if arguments.short else arguments.model, shapes)
+    made = compile_source(load("branching") if arguments.short else arguments.model)
     rounds = 1 if arguments.short else arguments.rounds
     console = Console(width=140)
     taken: list[Taken] = []

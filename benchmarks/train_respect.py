@@ -273,7 +273,8 @@ def arguments() -> argparse.Namespace:
     if options.as_released and options.ready_mask:
         parser.error("--as-released begins at the outputs, whose parents come later; leave out --ready-mask")
     if options.short:
-        options.graphs, options.trial, options.held_out, options.hidden, options.batch = 20, 10, 10, 32, 10
+        jax.config.update("jax_disable_most_optimizations", True)
+        options.graphs, options.trial, options.held_out, options.hidden, options.batch = 4, 4, 4, 32, 4
         options.supervised_steps, options.reinforce_steps, options.write = 20, 2, None
     return options
 
