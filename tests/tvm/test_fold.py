@@ -257,10 +257,10 @@ def test_blocking_a_layout_and_back_is_the_identity(plain: list[str], blocked: l
 def test_deep_graph() -> None:
     half = relay.const(np.float32(0.5))
     constant, mixed = half, X
-    for _ in range(3000):
+    for _ in range(1500):  # deeper than Python recurses
         constant, mixed = relay.add(constant, half), relay.add(mixed, half)
     body = FoldConstantFast()(module(relay.add(mixed, constant)))["main"].body
-    assert body.args[1].data.numpy() == 1500.5
+    assert body.args[1].data.numpy() == 750.5
 
 
 def test_in_a_sequence_of_passes() -> None:

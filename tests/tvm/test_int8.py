@@ -63,7 +63,7 @@ def plain() -> list[Array]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("target", ["llvm -mcpu=x86-64-v2", "llvm -mcpu=znver5", WITHOUT_VNNI, TARGETS[-1]])
+@pytest.mark.parametrize("target", ["llvm -mcpu=x86-64-v2", "llvm -mcpu=znver5", TARGETS[-1]])
 def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
     mod, params = relay_module("int8")
     outputs = built(mod, target, params, FRAME)
