@@ -3,15 +3,15 @@
     python benchmarks/respect.py                           # some minutes
     python benchmarks/respect.py --short                   # a few graphs and samples, for CI
     python benchmarks/respect.py --weights trained.npz     # other weights than those that are shipped
-    python benchmarks/respect.py --released released.npz   # and a network of `train_respect.py --as-released` beside it
+    python benchmarks/respect.py --released released.npz   # other weights of `train_respect.py --as-released`
 
 Objective `memory,communication` on equal devices: the 13 networks of `profiles/keras` in 2 to 6 stages, and random DAGs
 of 30 operators that no training has seen, in a random number of stages. An order becomes a plan by rho, the best cut of
 it (`sequences.py`), or by the greedy fill: a stage takes operators until it holds an even share of the parameters.
 
 The ways: RESPECT as published (greedy picks, repaired), with samples, and with the mask that lets it pick only what is
-ready; with `--released`, a network trained as the authors' code does it, whose sequence begins at the outputs and is
-read backwards; the first network untrained, with as many cells; orders without a network; and searches.
+ready; a network trained as the authors' code does it, whose sequence begins at the outputs and is read backwards; the
+first network untrained, with as many cells; orders without a network; and searches.
 There are as many random orders as samples. The second table has the edges that lead backwards before the repair, and
 the seconds. The last one is the paper's Figure 4 in the simulator, see `sec2022.py`: the time of a frame by equal
 parameters, which stand for the Edge TPU compiler, over that by RESPECT.
@@ -58,6 +58,7 @@ PAPERS_GAPS = {4: 0.0226, 5: 0.0274, 6: 0.0631}
 # The means of its figure 4; the best of all is 2.5, in six stages.
 PAPERS_SPEED_UPS = {4: "1.06", 5: "1.08", 6: "1.65 (2.5)"}
 MOST_EXCESS = 0.01
+RELEASED = Path(__file__).with_name("respect_released.npz")
 SEED = 2026
 
 # The ways in the order of the table; `best of` has the number of samples.
@@ -76,9 +77,9 @@ class Settings:
 
     trained: Weights
     untrained: Weights
+    released: Weights
     samples: int
     search_s: float
-    released: Weights | None = None
 
 
 @dataclass
@@ -153,13 +154,12 @@ def orders_of(graph: OperatorGraph, settings: Settings, results: Results) -> dic
         orders[f"{name}, best of {{}}"] = [repaired(before, read.sequence(rng=rng)) for _ in range(count)]
         orders[f"{name}, ready mask"] = [read.sequence(ready=True)]
         orders[f"{name}, ready mask, best of {{}}"] = [read.sequence(ready=True, rng=rng) for _ in range(count)]
-    if settings.released is not None:
-        queue, rows = released_embedding(graph)
-        read = ReadGraph(graph, queue, PointerNetwork.read(settings.released, rows))
-        sequence, rng = read.sequence()[::-1], np.random.default_rng(SEED)
-        results.violated["as released"].append((violated_edges(before, sequence), sum(map(len, before))))
-        orders["as released, rho"] = orders["as released, greedy fill"] = [repaired(before, sequence)]
-        orders["as released, best of {}"] = [repaired(before, read.sequence(rng=rng)[::-1]) for _ in range(count)]
+    queue, rows = released_embedding(graph)
+    read = ReadGraph(graph, queue, PointerNetwork.read(settings.released, rows))
+    sequence, rng = read.sequence()[::-1], np.random.default_rng(SEED)
+    results.violated["as released"].append((violated_edges(before, sequence), sum(map(len, before))))
+    orders["as released, rho"] = orders["as released, greedy fill"] = [repaired(before, sequence)]
+    orders["as released, best of {}"] = [repaired(before, read.sequence(rng=rng)[::-1]) for _ in range(count)]
     chosen = random.Random(f"{SEED} {graph.name}")
     shuffled = [random_order(graph, chosen) for _ in range(count)]
     return orders | {
@@ -267,7 +267,7 @@ def middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, default=SHIPPED, help="a file of weights")
-    parser.add_argument("--released", type=Path, help="a file of weights of `train_respect.py --as-released`")
+    parser.add_argument("--released", type=Path, default=RELEASED, help="weights of `train_respect.py --as-released`")
     parser.add_argument("--dags", type=int, default=300, help="random DAGs")
     parser.add_argument("--samples", type=int, default=16, help="samples, and random orders")
     parser.add_argument("--short", action="store_true", help="a few graphs and samples")
@@ -275,8 +275,8 @@ def main() -> None:
     trained = network_weights(args.weights)
     cells = len(trained["pointer/vector"])
     samples, search_s = (2, 0.1) if args.short else (args.samples, 0.5)
-    released = args.released and network_weights(args.released)
-    settings = Settings(trained, untrained(COLUMNS, cells, SEED), samples, search_s, released)
+    others = untrained(COLUMNS, cells, SEED), network_weights(args.released)
+    settings = Settings(trained, *others, samples, search_s)
     names = sorted(path.stem for path in (ROOT / "profiles/keras").glob("*.json"))
     counts = range(2, 7)
     if args.short:
