@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.short:
-            options.models, options.rounds, options.seconds, options.cuts = ["small"], 2, 0.05, 4
+            options.models, options.rounds, options.seconds, options.cuts = ["small"], 1, 0.05, 4
             options.files = {"small": write_picture_net(Path(folder) / "small.onnx")}
         else:
             options.files = network_files(options.relay, options.models or TEN)
