@@ -345,6 +345,7 @@ def main() -> None:
     sizes = SHORT if args.short else Sizes(steps=args.steps)
     began = time.perf_counter()
     if args.short:
+        jax.config.update("jax_disable_most_optimizations", True)
         found = {True: trained(True, sizes, args.seed)}
     else:
         spawned = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
