@@ -282,9 +282,23 @@ np.save(outputs, executor.get_output(0).numpy())
 """
 
 
+def wide() -> bytes:
+    """Return a layer of two megabytes of weights."""
+    writer, draw = Writer(), np.random.default_rng(0)
+    data, made = writer.tensor((1, 1024)), writer.tensor((1, 2048), scale=0.5)
+    weights, bias = draw.integers(-60, 61, (2048, 1024)).astype(np.int8), draw.integers(-999, 999, 2048)
+    reads = [
+        writer.tensor(weights.shape, Type.INT8, scale=0.01, data=weights),
+        writer.tensor(bias.shape, Type.INT32, scale=0.0005, data=bias.astype(np.int32)),
+    ]
+    options = Options.FullyConnectedOptions, schema.FullyConnectedOptionsT()
+    writer.operator(Op.FULLY_CONNECTED, [data, *reads], [made], *options, version=2)
+    return writer.content([data], [made])
+
+
 @pytest.mark.thorough
-def test_mobilenet_exported_runs_in_another_process(tmp_path):
-    content = MOBILENET.read_bytes()
+def test_an_exported_library_runs_in_another_process(tmp_path):
+    content = wide()
     feeds = random_feeds(read(content).graph)
     mod = partitioned(content)
     assert (len(regions(mod)), kept(mod)) == (1, [])

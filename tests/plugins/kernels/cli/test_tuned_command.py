@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes sc
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
-def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
+def test_tune_then_compile_show_and_bench(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     _tune_by_hand(model)
     reported = cli("tune", model, "--seconds", 0, "--json")
@@ -32,12 +32,8 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3, "winograd": 0}]
     assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
 
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("own_cache")
-def test_bench_shows_what_tuning_gained(cli, model):
-    _tune_by_hand(model)
-    benched = cli("bench", model, "--rounds", 1, "--seconds", 0.05, "--json").json["candidates"]
+    # bench runs the plan that is not tuned beside it.
+    benched = cli("bench", model, "--rounds", 1, "--seconds", 0.02, "--json").json["candidates"]
     *tuned, untuned = benched
     assert [plan["note"] for plan in benched] == [*[""] * len(tuned), "not tuned"]
     assert untuned["stages"] == tuned[0]["stages"]
