@@ -43,10 +43,11 @@ class CompiledPipeline:
 
     Examples:
         >>> import numpy
-        >>> from tvm_pipeline.testing import example_bundle
+        >>> from tvm_pipeline.testing import example_backend, example_bundle, installed
         >>> pipe = CompiledPipeline(example_bundle())
         >>> frames = [numpy.full(4, number, "float32") for number in range(3)]
-        >>> [outputs[0].item() for outputs in pipe.map(frames)]
+        >>> with installed(example_backend()):
+        ...     [outputs[0].item() for outputs in pipe.map(frames)]
         [1.0, 3.0, 5.0]
     """
 
