@@ -137,6 +137,15 @@ def _shared_cache(folder_of_the_run: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _brief_host_profile() -> None:
+    """Measure the work around a model for as few frames as possible: a run takes seconds for that, and no test any."""
+    with suppress(ImportError):  # the plug-in for video, or what it needs, is not installed
+        from tvm_pipeline_video import profile_host
+
+        profile_host.__kwdefaults__["seconds"] = 0.0
+
+
 @pytest.fixture(scope="session")
 def empty_cache(folder_of_the_run: Path) -> Callable[[Path], Path]:
     """Make a folder an empty cache of compiled models.

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,8 @@ needs("onnx")
 def cli(capfd, monkeypatch) -> Callable[..., Outcome]:
     """Runs the command line in this process: cli("plan", "model.onnx", "--json").
 
-    `run` measures no candidates unless the test says for how long, and the work around the model for a moment only.
+    `run` measures no candidates unless the test says for how long.
     """
-    with suppress(ImportError):  # the plug-in for video is not installed
-        from tvm_pipeline_video import profile_host
-
-        monkeypatch.setitem(profile_host.__kwdefaults__, "seconds", 0.0)
 
     def run(*arguments: object) -> Outcome:
         quick = ("--verify", 0) if arguments[0] == "run" and "--verify" not in arguments else ()

@@ -1,7 +1,4 @@
-"""Every test of sources and sinks, those of this folder, leaves no thread. And the clip that live sources read.
-
-Host work is measured briefly: no test here depends on how exact that is.
-"""
+"""Every test of sources and sinks, those of this folder, leaves no thread. And the clip that live sources read."""
 
 from __future__ import annotations
 
@@ -12,12 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.video.test_sources import encode
-from tvm_pipeline_video.host_profile import profile_host
-
-
-@pytest.fixture(autouse=True)
-def _brief_host_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(profile_host.__kwdefaults__, "seconds", 0.1)
 
 
 @pytest.fixture(autouse=True)
