@@ -29,12 +29,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "face_detector"))
 
 from assets import MODEL, VIDEO, fetch
 from centerface import decode
 from naive import naive_fps
 
+from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Pipeline, Problem, detect_platform, load, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.plan import Decision, describe
@@ -94,7 +96,8 @@ def writing(folder: Path, fps: float) -> Iterator[Callable[..., None]]:
 def app_of(short: bool) -> App:
     backend, platform = settle_platform(detect_platform())
     if short:
-        compiled = backend.compile(load("squeezenet", {"data": (1, 3, 64, 64)}), platform.devices)
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = backend.compile(load(write_picture_net(Path(folder) / "net.onnx")), platform.devices)
         return App(compiled, backend, platform, "synthetic:320x240@30", preprocessing_for(compiled.graph), None, 8)
     compiled = backend.compile(load(fetch(MODEL), {"input.1": (1, 3, 288, 640)}), platform.devices)
     toml = Path(__file__).parents[1] / "examples" / "face_detector" / "centerface.toml"

@@ -185,15 +185,16 @@ def as_it_ran(plan: Plan, run: RunStatistics) -> Case:
 
 def runtime(short: bool) -> bool:
     """Print predicted, simulated and measured figures of every candidate; machines are noisy, so it asserts nothing."""
-    from tvm_pipeline import detect_platform, load, profile_model, settle_platform
+    from networks import load
 
-    models, seconds, rounds = (["squeezenet"], 0.1, 1) if short else (["squeezenet", "resnet-18"], 3.0, 5)
+    from tvm_pipeline import detect_platform, profile_model, settle_platform
+
+    models, seconds, rounds = (["branching"], 0.1, 1) if short else (["squeezenet", "resnet-18"], 3.0, 5)
     backend, platform = settle_platform(detect_platform())
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     within = []
     for name in models:
-        model = load(name, {"data": (1, 3, 64, 64)} if short else None)
-        compiled = backend.compile(model, platform.devices)
+        compiled = backend.compile(load(name), platform.devices)
         problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, 8 if short else 24))
         candidates = planning.plan(problem).candidates
         loads = [os.getloadavg()[0]]
