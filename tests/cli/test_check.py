@@ -208,6 +208,7 @@ def test_a_device_that_is_pulled_out_costs_no_frame(checked):
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("in_this_process")
 def test_where_nobody_pulls_a_device_out_that_is_not_tried(checked):
     code, report = checked(("faulty", "none"), options=("--pull",))
     assert code == 0

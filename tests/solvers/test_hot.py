@@ -30,7 +30,7 @@ def show(seed, search, problem):
     except PipelineError as error:
         print(seed, search.__name__, type(error).__name__, error)
 
-for seed in range(12):
+for seed in range(6):
     rng = random.Random(seed)
     objective = rng.choice(("throughput", "latency", "energy"))
     traits = rng.choice((Traits(), Traits(modelled=True, buses=True, copies=True)))
@@ -65,7 +65,7 @@ def run(program: str, **environment: str) -> tuple[str, str]:
 def test_compiled_and_plain_loops_make_the_same_plans() -> None:
     plain, way = run(PROGRAM, NUMBA_DISABLE_JIT="1")
     assert way == "plain"
-    assert plain.count("status optimal") > 60
+    assert plain.count("status optimal") > 30
     assert run(PROGRAM, NUMBA_DISABLE_JIT="0") == (plain, "compiled")
 
 
@@ -123,6 +123,6 @@ import shared
 assert shared.double(21) == 42
 print(sum(shared.double.stats.cache_misses.values()))
 """
-    with ThreadPoolExecutor(3) as pool:
-        compiled = list(pool.map(lambda _: run(program, TVM_PIPELINE_CACHE=str(tmp_path / "cache"))[0], range(3)))
-    assert sorted(compiled) == ["0\n", "0\n", "1\n"]
+    with ThreadPoolExecutor(2) as pool:
+        compiled = list(pool.map(lambda _: run(program, TVM_PIPELINE_CACHE=str(tmp_path / "cache"))[0], range(2)))
+    assert sorted(compiled) == ["0\n", "1\n"]

@@ -14,12 +14,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te
-from tvm.contrib import graph_executor
 
 from tests.support.networks import relay_module
 from tests.support.parts import needs
-from tests.support.stages import random_frame
-from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.tvm.devices import programs
 from tvm_pipeline.tvm.devices.addons import OWN, tvm_sources
@@ -75,25 +72,6 @@ def run(library: Any, device: Any) -> np.ndarray:
     library(a, b)
     device.sync()
     return b.numpy()
-
-
-@pytest.mark.thorough
-def test_a_network_computes_what_the_cpu_does(device: Any, tmp_path: Path) -> None:
-    """Kernels are compiled, saved, loaded and run."""
-    mod, params = relay_module("shapes")
-    frame = random_frame([Tensor(p.name_hint, tuple(map(int, p.checked_type.shape)), p.checked_type.dtype)
-                          for p in mod["main"].params if p.name_hint not in params])  # fmt: skip
-    got = {}
-    for target, on in (("llvm", tvm.cpu()), (TARGET, device)):
-        library = fast_build(mod, tvm.target.Target(target, "llvm"), params)
-        path = str(tmp_path / f"{on.device_type}.so")
-        library.export_library(path)
-        executor = graph_executor.GraphModule(tvm.runtime.load_module(path)["default"](on))
-        executor.set_input(**frame)
-        executor.run()
-        got[target] = [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
-    for cpu, opencl in zip(*got.values(), strict=True):
-        np.testing.assert_allclose(opencl, cpu, rtol=0, atol=1e-5 * np.abs(cpu).max())
 
 
 def test_a_part_of_an_array_is_an_array(device: Any, added: Any) -> None:

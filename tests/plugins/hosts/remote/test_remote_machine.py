@@ -210,11 +210,7 @@ def test_a_board_tells_what_it_would_tune(cli, net, address):
 
 @pytest.mark.thorough
 def test_outputs_of_a_board_that_are_wrong_are_an_error(net, machine, desk):
-    made = compile_source(net, platform=desk, machine=machine)
-    own = compile_source(net, platform=desk)
-    [lines] = machine.check(made.compiled, made.platform, own.compiled, own.platform)
-    assert "off by" in lines
-    graph = made.compiled.graph
+    graph = compile_source(net, platform=desk, machine=machine).compiled.graph
     right = np.linspace(1, 2, 10, dtype="float32").reshape(1, 10)
     check_board("attic", graph, "cpu0", [right], [right * np.float32(1 + 1e-5)])
     with pytest.raises(

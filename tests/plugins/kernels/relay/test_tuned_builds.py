@@ -21,6 +21,7 @@ from tests.support.networks import Weights, as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import TunedKernels
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
@@ -79,6 +80,14 @@ def test_a_choice_is_what_is_compiled() -> None:
         assert fast_build(mod, TARGET, params, {workload: choice}).get_lib().get_source("asm") != plain, workload
 
 
+def network(channels: int = 16) -> Model:
+    """Return two convolutions of different workloads, which also differ with the channels between them."""
+    weights = Weights()
+    y = weights.conv(weights.conv(relay.var("data", shape=(1, 16, 9, 9)), channels), 16, 1)
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    return as_model(f"net{channels}", mod, weights.params)
+
+
 @pytest.mark.thorough
 def test_the_workload_of_a_function_is_what_topi_asks_for() -> None:
     asked = set()
@@ -90,7 +99,7 @@ def test_the_workload_of_a_function_is_what_topi_asks_for() -> None:
         def update(self, target: Any, workload: Any, config: Any) -> None:
             self._old_ctx.update(target, workload, config)
 
-    for name in ("branching", "splitting", "mobile"):
+    for name in ("branching", "mobile"):
         mod, params = relay_module(name)
         with Asked():
             tasks = tasks_of(optimized(mod, TARGET, params))
@@ -125,19 +134,19 @@ def choose(library: Library, count: int) -> dict[Workload, Choice]:
 @pytest.mark.thorough
 def test_a_model_is_compiled_again_for_its_own_records_alone(own_cache: Path, tmp_path: Path) -> None:
     said = log_lines("INFO")
-    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "splitting"))
+    model, other = network(16), network(32)
     plain, untouched = build_library(model, TARGET), build_library(other, TARGET)
     shared = set(plain.tuning.workloads.values()) & set(untouched.tuning.workloads.values())
     assert not shared
-    assert (plain.tuning.tuned, plain.tuning.convolutions) == (0, 5)
-    chosen = choose(plain, 2)
+    assert (plain.tuning.tuned, plain.tuning.convolutions) == (0, 2)
+    chosen = choose(plain, 1)
     said.clear()
     assert build_library(other, TARGET).folder == untouched.folder
     assert said == []
     tuned = build_library(model, TARGET)
-    assert [line for line in said if "%" not in line] == ["importing branching", f"compiling branching for {TARGET}"]
+    assert [line for line in said if "%" not in line] == ["importing net16", f"compiling net16 for {TARGET}"]
     said.clear()
-    assert (tuned.tuning.tuned, dict(tuned.tuning.choices)) == (2, chosen)
+    assert (tuned.tuning.tuned, dict(tuned.tuning.choices)) == (1, chosen)
     assert build_library(model, TARGET).folder == tuned.folder != plain.folder
     assert build_library(model, TARGET, choices={}).folder == plain.folder
     assert said == []
@@ -157,13 +166,13 @@ def test_a_model_is_compiled_again_for_its_own_records_alone(own_cache: Path, tm
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
-    model, device = as_model("branching", *relay_module("branching")), Device("cpu0", "host", (0,), TARGET)
+    model, device = network(), Device("cpu0", "host", (0,), TARGET)
     compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None)
     plain = compile_()
     assert plain.tuned() == []
     choose(plain.libraries[TARGET], 9)
     tuned = compile_()
-    assert tuned.tuned() == [TunedKernels(TARGET, 5, 5)]
+    assert tuned.tuned() == [TunedKernels(TARGET, 2, 2)]
     frame = random_frame(plain.graph.inputs)
     stages = [([operator.name for operator in plain.graph.operators], device)]
     expected = model_outputs(plain, run_stages(plain, stages, frame))
@@ -179,7 +188,7 @@ def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_library_of_an_earlier_version_is_not_tuned() -> None:
-    folder = build_library(as_model("branching", *relay_module("branching")), TARGET).folder
+    folder = build_library(network(), TARGET).folder
     assert folder is not None
     (folder / TUNING).unlink()
     *described, sizes = json.loads((folder / "kernels.json").read_text())
