@@ -12,7 +12,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import as_model, relay_module
+from tests.support.networks import Weights, as_model
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.files import seal
@@ -22,6 +22,9 @@ from tvm_pipeline.tvm.devices.targets import compiler_target
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_gpu.gpu import bind
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
 
 NETWORK = "shapes"
 
@@ -65,7 +68,10 @@ def test_compiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: De
 @pytest.mark.usefixtures("own_cache")
 def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(cpu: Device, pocl: Device) -> None:
     """Kernels call a function that is not there, as where a driver lacks an extension that they use."""
-    described, targets = as_model(NETWORK, *relay_module(NETWORK)), [cpu.target, pocl.target]
+    weights = Weights()
+    body = relay.nn.softmax(relay.nn.relu(weights.dense(relay.var("data", shape=(1, 16)), 16)))
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    described, targets = as_model("scores", mod, weights.params), [cpu.target, pocl.target]
     folder = (
         RelayModel.compile(described, targets, bind, host=cpu.target).libraries[compiler_target(pocl.target)].folder
     )

@@ -164,7 +164,7 @@ def test_several_tensors_cross_and_skip_stages() -> None:
 
 @pytest.mark.thorough
 def test_parameters_that_are_not_bound(target: str) -> None:
-    mod, params = relay_module("branching")
+    mod, params = relay_module("shapes")
     unfused = ExtractOperatorGraph("net", params)(relay.transform.InferType()(mod))
     graph = operator_graph(unfused)
     assert [tensor.name for tensor in graph.inputs] == ["data"]
