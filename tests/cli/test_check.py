@@ -159,9 +159,8 @@ def test_a_libedgetpu_of_another_tensorflow_is_named(checked, plugged):
     )
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_missing_libedgetpu_is_named(checked):
-    needs("ai_edge_litert")
+    needs("ai_edge_litert")  # and a process that no test has given a libedgetpu
     code, report = checked(("edgetpu", "usb:0"))
     assert code == 1
     assert "the library libedgetpu.so.1 cannot be loaded" in failed(report)["edgetpu0", "detection"]
