@@ -25,6 +25,7 @@ from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
 from tvm_pipeline.planning.registry import OWN
+from tvm_pipeline.planning.search import states
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 
@@ -116,6 +117,15 @@ def test_what_a_bus_or_a_mean_over_replicas_hides_is_not_claimed(seed: int) -> N
 @given(problems("throughput", operators=(1, 5)))
 def test_throughput_is_the_best_of_pipelines_replicas_and_both(problem: Problem) -> None:
     check(problem)
+
+
+def test_where_devices_have_too_many_states_other_searches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of 16 unequal devices: here the limit is lower."""
+    monkeypatch.setattr(states, "MOST_CELLS", 8)
+    for seed in range(6):
+        objective: Objective = "latency" if seed % 2 else "throughput"
+        problem = random_problem(random.Random(seed), objective, operators=(2, 5), devices=(2, 3), choose_stages=False)
+        check(replace(problem, time_limit_s=0.1))
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy"])

@@ -1,8 +1,8 @@
 """The plans that compete in `best`, and the bound that holds for all of them.
 
-Where the downsets of a graph can be listed, dynamic programming over them is exact. Where they are too many,
-`anywhere.py` searches, and `local/bounds.py` bounds all plans that there are. Next: `planner.py`, which chooses between
-the candidates.
+Where the downsets of a graph can be listed, dynamic programming over them is exact. Where they are too many, or the
+devices are, `anywhere.py` searches, and `local/bounds.py` bounds all plans that there are. Next: `planner.py`, which
+chooses between the candidates.
 """
 
 from __future__ import annotations
@@ -113,11 +113,13 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
     def left() -> Problem:
         return with_time_left(problem, deadline)
 
-    pipeline: dict[str, Maker] = {
-        "pipeline": lambda _: [
-            _pipeline(left(), cuts) if cuts is not None else anywhere(left(), bound, again=bound.again)
-        ]
-    }
+    def cut(_: list[Plan]) -> list[Plan]:
+        if cuts is not None:
+            with suppress(OptionError):  # many unequal devices have more states than can be held
+                return [_pipeline(left(), cuts)]
+        return [anywhere(left(), bound, again=bound.again)]
+
+    pipeline: dict[str, Maker] = {"pipeline": cut}
     if counts_edges(problem.objective):
         return pipeline
     if problem.is_lexicographic:
