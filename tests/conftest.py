@@ -139,7 +139,7 @@ def _shared_cache(folder_of_the_run: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _brief_host_profile() -> None:
-    """Measure the work around a model for as few frames as possible: a run takes seconds for that, and no test any."""
+    """Measure the work around a model on the fewest frames, in no seconds: no test depends on how exact that is."""
     with suppress(ImportError):  # the plug-in for video, or what it needs, is not installed
         from tvm_pipeline_video import profile_host
 

@@ -170,7 +170,6 @@ class Rehearsal:
             rate_fps: the frames a second that come. The latency of a turn is then the median at that rate, where frames
                 meet one another, and not that of a frame which is alone.
         """
-
         start, ran = 0.0, set[Plan]()
 
         def run(plan: Plan, seconds: float) -> Turn:
@@ -179,12 +178,12 @@ class Rehearsal:
                 start = (start + NEXT_PLACE) % 1
                 ran.clear()
             ran.add(plan)
-            free, at_rate = self.host(None, start), self.host(rate_fps, start)
-            with host_errors(), free as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
+            from_there = partial(self.host, start=start)
+            with host_errors(), from_there() as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
                 full = turn(pipeline, lambda: Tagged({}, Passage[Frame]()), seconds)
             if rate_fps is None:
                 return full
-            with host_errors(), at_rate as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
+            with host_errors(), from_there(rate_fps) as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
                 count = max(LEAST_FRAMES, round(seconds * rate_fps))
                 for _ in pipeline.map(Tagged({}, Passage[Frame]()) for _ in range(count)):
                     pass

@@ -186,7 +186,7 @@ def test_only_sticks_have_processes(usb):
 
 @pytest.mark.thorough
 def test_a_run_survives_a_fault(usb, tmp_path):
-    """And ends with it where stages have no processes of their own."""
+    """Where its stages have no separate processes, the fault ends the run."""
     needs("av")
     needs("tvm_pipeline_video")
     (tmp_path / "net.tflite").write_bytes(picture_network())

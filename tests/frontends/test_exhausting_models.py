@@ -423,7 +423,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "texts_of_zeros.tflite": lambda: with_texts({f"m{k}.txt": "\n" * (1 << 20) for k in range(90)}),
 }
 
-# Reads each model that it is told in a process of its own, a fork, which has imported all.
+# This program imports all readers once. For each path that it is given, a fork of it reads the model and ends.
 READER = """
 import os, resource, sys, time
 import onnx, tflite

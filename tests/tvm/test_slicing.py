@@ -42,8 +42,8 @@ def names(model: RelayModel) -> list[str]:
 
 
 def plain_tvm(mod: tvm.IRModule, params: dict[str, Any], target: str, frame: dict[str, Any]) -> list[np.ndarray]:
-    # With the two mends without which TVM builds for few x86 processors, and with our kernels; tests of their own
-    # compare those with numpy and with TOPI's.
+    # TVM builds for few x86 processors without these two mends, and our kernels are part of what is compared. Other
+    # tests compare the mends with numpy, and the kernels with TOPI's.
     with exact_int8(), relay_kernels().building({}), tvm.transform.PassContext(opt_level=3):
         library = relay.build(SplitByIndices()(mod), target, params=params)
     executor = graph_executor.GraphModule(library["default"](tvm.cpu()))

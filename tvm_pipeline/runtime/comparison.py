@@ -99,8 +99,8 @@ def turn(pipeline: Pipeline, frame: Callable[[], Tagged], seconds: float) -> Tur
 def own_times_s(records: Sequence[StageRecord], skip: int) -> tuple[tuple[float, ...], ...]:
     """Return the seconds of each frame in each stage, without the first `skip`, and without waits.
 
-    Stages of one device take turns on it, so that by the clock they are busy for more than all of the time. What is too
-    much is taken off each frame of theirs alike.
+    Stages of one device take turns on its cores, and each counts its wait for the others as work: their busy shares add
+    up to more than 1. The seconds of each of their frames are divided by that sum.
     """
     busy: dict[str, float] = defaultdict(float)
     for record in records:
