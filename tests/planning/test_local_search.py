@@ -25,7 +25,7 @@ from tests.support.graphs import (
     randoms,
 )
 from tvm_pipeline.core.device_model import DeviceModel
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
@@ -173,6 +173,29 @@ def test_unequal_devices_and_links_are_used_as_they_are() -> None:
     )
     found = local_search(of(NASNET, Platform("box", devices, links), stages=2), moves=20_000)
     assert found.devices == ("d3", "d1")
+
+
+def test_joined_readers_do_not_change_which_operators_are_cut_anew() -> None:
+    """Nodes of joined readers are numbered anew: here the first operator is the last node."""
+    graph = OperatorGraph(
+        "net",
+        (Tensor("x", (8,), "int8"),),
+        tuple(
+            Operator(name, "kind", (read,), (Tensor(f"of {name}", (8,), "int8"),), param_bytes=size, macs=1000)
+            for name, read, size in (("alone", "x", 4), ("first", "x", 8), ("second", "of first", 1))
+        ),
+        ("of alone", "of second"),
+    )
+    model = DeviceModel(1e9, 1e-6)
+    small = Platform("box", (Device("small", memory_bytes=4, model=model), Device("large", model=model)))
+    problem = of(graph, small, stages=2, objective="throughput", children_together=True, activations=False)
+    links = (Link("large", "small", 10.0), Link("small", "large", 0.0))
+    problem = replace(problem, platform=replace(small, links=links))
+    found = local_search(problem, moves=2000)
+    assert [(stage.devices, stage.operators) for stage in found.stages] == [
+        (("small",), ("alone",)),
+        (("large",), ("first", "second")),
+    ]
 
 
 def test_the_scheduler_is_found_by_name_and_counts_limits() -> None:

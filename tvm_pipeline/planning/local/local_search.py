@@ -235,14 +235,15 @@ def _cut_anew(run: _Run, budget: _Budget) -> None:
     The order is that of the stages and, within a stage, that of the operators in the graph or in `deep_order`. The
     loops move operators one by one and can be stuck where many must move at once; this moves whole boundaries.
     """
+    operator_of = np.argsort(run.node)  # a node is one operator here, and has a number of its own
     while run.can_be_cut_anew and not budget.is_over:
         before = run.key
-        for order in run.orders:
-            stages = run.state.best_stage[order]
+        own = [order[np.argsort(run.state.best_stage[order], kind="stable")] for order in run.orders]
+        for order in own:
             try:
                 found = along(
                     replace(run.problem, stages=len(run.state.busy), time_limit_s=budget.left_s),
-                    order[np.argsort(stages, kind="stable")].tolist(),
+                    operator_of[order].tolist(),
                     NAME,
                 )
             except (NoPlanError, OptionError):
