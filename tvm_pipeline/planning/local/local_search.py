@@ -161,6 +161,11 @@ class _Run:
         return tuple(self.state.best[:4].tolist())
 
     @property
+    def order(self) -> Integers:
+        """The nodes in the order of the best plan."""
+        return np.argsort(self.state.best_stage, kind="stable")
+
+    @property
     def is_legal(self) -> bool:
         return bool(self.state.best[0] <= 0.0)
 
@@ -209,6 +214,10 @@ def _share_out(runs: list[_Run], budget: _Budget) -> None:
         share = (0.5 if len(runs) > 1 else 1.0) * (1 - budget.spent)
         for run in runs:
             _rounds(run, budget, share / len(runs), ROUNDS if turn == turns - 1 else 1)
+        best = min(runs, key=lambda run: run.key)
+        for run in runs:
+            if run is not best:
+                _cut_anew(run, budget, best.order)
         runs = sorted(runs, key=lambda run: run.key)[: max(1, len(runs) // 2)]
 
 
@@ -229,17 +238,20 @@ def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
         _cut_anew(run, budget)
 
 
-def _cut_anew(run: _Run, budget: _Budget) -> None:
+def _cut_anew(run: _Run, budget: _Budget, *others: Integers) -> None:
     """Cut the order of the best plan anew, by dynamic programming, as often as that gives a better plan.
 
     The order is that of the stages and, within a stage, that of the operators in the graph or in `deep_order`. The
     loops move operators one by one and can be stuck where many must move at once; this moves whole boundaries.
+
+    Args:
+        others: more orders of the nodes to cut, which runs of other numbers of stages or other devices found.
     """
     operator_of = np.argsort(run.node)  # a node is one operator here, and has a number of its own
     while run.can_be_cut_anew and not budget.is_over:
         before = run.key
         own = [order[np.argsort(run.state.best_stage[order], kind="stable")] for order in run.orders]
-        for order in own:
+        for order in (*own, *others):
             try:
                 found = along(
                     replace(run.problem, stages=len(run.state.busy), time_limit_s=budget.left_s),
