@@ -42,7 +42,7 @@ class Broker:
         self._file, self.log = folder / "mosquitto.conf", folder / "mosquitto.log"
         lines = [f"listener {self.port} 127.0.0.1", settings, "user root", "max_queued_messages 0"]
         lines += [f"log_dest file {self.log}", "log_type all"]
-        # Mosquitto 2.0.11 repeats to a reader, after a restart, what is on its way beyond this limit (of 20 by default).
+        # Mosquitto 2.0.11 repeats to a reader after a restart what is on its way beyond this limit (of 20 by default).
         lines += ["max_inflight_messages 1000"]
         lines += ["persistence true", f"persistence_location {folder}/"] if keeps else []
         self._file.write_text("\n".join(lines) + "\n")
