@@ -6,6 +6,7 @@ Use it for a model that takes no picture, and to compare outputs with another en
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -32,7 +33,7 @@ def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener:
     """Run the frames of a file through one model, and write its outputs.
 
     Args:
-        settings: of them `bundle`, `device`, `platform`, `input_shapes`, `fresh` and `json` count.
+        settings: of them `bundle`, `device`, `platform`, `input_shapes`, `fresh`, `isolate` and `json` count.
         inputs: .npz with an array for each input, or .npy for a model of one input; see `frames_of`.
         outputs: .npz with an array for each output; nothing is written without it.
 
@@ -46,11 +47,16 @@ def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener:
         raise OptionError(f"`outputs` {outputs}: give the name of an .npz file", option="outputs")
     check_distinct([outputs], [*settings.bundle, inputs])
     arrays = read_arrays(inputs)
-    with opened_model(settings.bundle[0], settings, listener, of_pictures=False) as (_, bundle):
+    with ExitStack() as stack:
+        opening = opened_model(settings.bundle[0], settings, listener, of_pictures=False)
+        _, bundle = stack.enter_context(opening)
+        compiled = bundle.compiled
         with blamed(inputs, ModelError):
-            frames, join = frames_of(arrays, bundle.compiled.graph.inputs)
-        apart = isolated(bundle.compiled, bundle.platform, bundle.plan.stages, every=False)
-        with apart as compiled, Pipeline(compiled, bundle.plan, bundle.platform) as pipe, blamed(inputs, ModelError):
+            frames, join = frames_of(arrays, compiled.graph.inputs)
+        if settings.isolate is not False:
+            apart = isolated(compiled, bundle.platform, bundle.plan.stages, every=bool(settings.isolate))
+            compiled = stack.enter_context(apart)
+        with Pipeline(compiled, bundle.plan, bundle.platform) as pipe, blamed(inputs, ModelError):
             began_s = perf_counter()
             results = list(pipe.map(frames))
             taken_s = perf_counter() - began_s

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnxruntime
 import pytest
 
+from tests.support.crashes import children_of
 from tests.support.tiny_yolo import write_tiny_yolo
+from tvm_pipeline import Pipeline
+from tvm_pipeline_video.commands import arrays
 
 SHAPE = (1, 3, 64, 64)
 
@@ -42,6 +47,25 @@ def test_frames_come_out_in_order_joined_as_the_inputs_are(cli, net, tmp_path):
     assert told.code == 0, told.err
     assert "1 frames" in told.err
     assert "--outputs y.npz writes them" in told.err
+
+
+@pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
+def test_stages_have_processes_where_that_is_asked(cli, net, tmp_path, monkeypatch, option):
+    started = []
+    before = children_of(os.getpid())
+
+    class Watched(Pipeline):
+        def map(self, frames):
+            started.append(children_of(os.getpid()) - before)
+            return super().map(frames)
+
+    monkeypatch.setattr(arrays, "Pipeline", Watched)
+    frame = np.random.default_rng(1).random(SHAPE, dtype=np.float32)
+    np.save(tmp_path / "x.npy", frame)
+    told = cli("run", net, option, "--inputs", tmp_path / "x.npy", "--outputs", tmp_path / "y.npz")
+    assert told.code == 0, told.err
+    assert [bool(processes) for processes in started] == [option == "--isolate"]
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["output0"], expected(net, frame), rtol=1e-4, atol=1e-4)
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_written(cli, net, tmp_path):
