@@ -9,7 +9,6 @@ import errno
 import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,5 +256,4 @@ def test_a_fault_while_something_is_measured_is_one_line(usb, tmp_path, monkeypa
     _, said = measuring.communicate(timeout=120)
     assert measuring.returncode == 1, said
     [error] = [line for line in said.splitlines() if line.startswith("error: ")]
-    # A process that had not made its stage yet ended by SIGSEGV, once in 53 runs; it is not known why.
-    assert re.search("on tpu0 was killed by SIG(ABRT|SEGV)", error), error
+    assert "on tpu0 was killed by SIGABRT" in error

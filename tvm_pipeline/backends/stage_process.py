@@ -279,7 +279,7 @@ def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Por
 
 def serve(told: bytes, channel: socket.socket) -> None:
     """Make the stage that is ordered, then do what each message says until no more can come."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # the other threads go on: to read their frames may crash, too
     order = msgspec.json.decode(told, type=Order)
     for task in os.listdir("/proc/self/task") if order.device.cores else ():
         os.sched_setaffinity(int(task), order.device.cores)  # the threads that these start stay there, too
@@ -300,7 +300,7 @@ def serve_device(_: bytes, channel: socket.socket) -> None:
     The stage that ended last stays until another one ends, so that the device stays open. After a failure the process
     ends with its last stage, and the next process opens the device anew.
     """
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     models: dict[tuple[tuple[str, ...], str], CompiledModel] = {}
     kept = ExitStack()  # the stage that ended last
     lock, running, failed = threading.Lock(), 0, False

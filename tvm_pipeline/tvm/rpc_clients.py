@@ -15,7 +15,7 @@ MOST_KEY_BYTES = 4096
 
 def serve(order: bytes, control: socket.socket) -> None:
     """Take the connection that comes, and have TVM's server serve it to its end; `order` says nothing."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which TVM ends its process of a client whose time is over
     if descriptors := socket.recv_fds(control, 16, 1)[1]:
         with socket.socket(fileno=descriptors[0]) as link:

@@ -99,7 +99,7 @@ class Session:
 
 def serve(order: bytes, control: socket.socket) -> None:
     """Be the process of a session until its client, the server or KEEP_S ends it."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     logging.getLogger().setLevel(logging.INFO)  # for steps, which the client hears
     # A server that was killed ends it as another one does, by the end of the channel: bundles are closed first.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
