@@ -125,6 +125,21 @@ def test_it_passes_on_a_cuda_device_of_software(checked):
     assert report["gpu0", "transfers"]["figures"]["received_bytes_per_s"] > 0
 
 
+@pytest.mark.needs("PoCL")
+@pytest.mark.thorough
+@pytest.mark.usefixtures("in_this_process")
+def test_it_passes_on_pocl(checked):
+    """It is software, and copies nothing, so that a rate of copies would mean nothing."""
+    code, report = checked(("gpu", "opencl"), options=("--stand-ins",))
+    assert (code, failed(report)) == (0, {})
+    assert states(report, "gpu0") == ALL
+    assert report["gpu0", "transfers"]["told"].endswith("computes in the host's memory: nothing is copied")
+    assert report["gpu0", "transfers"]["figures"] == {}
+    code, report = checked(("gpu", "opencl"))
+    assert code == 1
+    assert failed(report)["gpu0", "detection"].startswith("PoCL (software, CPU cores 0")
+
+
 @pytest.fixture
 def plugged(tmp_path, monkeypatch) -> Callable[..., None]:
     """Plugs in a fake Edge TPU at usb:0, with the fake library built for some names, and the fake compiler."""
