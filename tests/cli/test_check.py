@@ -250,16 +250,20 @@ def test_a_wrong_version_is_named(checked, tmp_path):
 
 
 @pytest.mark.usefixtures("no_devices")
-def test_a_throttled_board_is_named(checked, tmp_path, monkeypatch):
-    root = TREES["AGX Orin, JetPack 5"].write(tmp_path / "root")
+@pytest.mark.parametrize("board", TREES)
+def test_a_throttled_board_is_named(checked, tmp_path, monkeypatch, board):
+    root = TREES[board].write(tmp_path / "root")
     monkeypatch.setattr(check, "ThrottleWatch", partial(ThrottleWatch, root))
     code, report = checked()
     assert code == 0
-    assert report["machine", "throttling"]["told"] == "no sign of it; the hottest zone has 48 °C"
-    write(root, "sys/class/thermal/thermal_zone0/temp", "99500\n")
+    hottest = max(celsius for celsius in TREES[board].zones.values() if celsius < 100_000) / 1000
+    assert report["machine", "throttling"]["told"] == f"no sign of it; the hottest zone has {hottest:.0f} °C"
+    zone = next(number for number, name in enumerate(TREES[board].zones) if name.lower().startswith("gpu"))
+    write(root, f"sys/class/thermal/thermal_zone{zone}/temp", "109500\n")
     code, report = checked()
     assert code == 1
-    assert "CPU-therm is slowed down from 99 °C on" in failed(report)["machine", "throttling"]
+    name = [*TREES[board].zones][zone]
+    assert f"the machine was throttled: {name} is slowed down from " in failed(report)["machine", "throttling"]
 
 
 @pytest.mark.usefixtures("no_devices")

@@ -97,56 +97,46 @@ def test_it_reads_no_more_often_than_it_says(tmp_path: Path, hands: Hands) -> No
     root = TREES[NANO].write(tmp_path / "root")
     watch = ThrottleWatch(root, hands)
     watch.look()
-    write(root, f"{cooler(root, 'thermal-cpufreq-0')}/cur_state", "3\n")
+    write(root, f"{cooler(root, 'cpu-balanced')}/cur_state", "3\n")
     assert after(hands, watch, PERIOD_S / 2) == ""
-    assert "thermal-cpufreq-0 is at step 3" in after(hands, watch, PERIOD_S / 2)
-    assert "thermal-cpufreq-0 is at step 3" in ThrottleWatch(root, hands).look_now()  # also if it was before
+    assert "cpu-balanced is at step 3" in after(hands, watch, PERIOD_S / 2)
+    assert "cpu-balanced is at step 3" in ThrottleWatch(root, hands).look_now()  # also if it was before
 
 
 def test_a_trip_point_that_is_reached(tmp_path: Path, hands: Hands) -> None:
     root = TREES[TX2].write(tmp_path / "root")
     zone = f"{THERMAL}/thermal_zone2"
-    slows, fan = ("gpu-throttle-alert",), ("pwm-fan",)
-    bind_trips(
-        root,
-        zone,
-        (
-            ("critical", 101, ()),
-            ("passive", 95.5, slows),
-            ("passive", 97, slows),
-            ("active", 1, fan),
-            ("passive", 2, fan),
-        ),
-    )
     watch = ThrottleWatch(root, hands)
     write(root, f"{zone}/temp", "95400\n")
     assert after(hands, watch, PERIOD_S) == ""
     write(root, f"{zone}/temp", "95500\n")
-    assert "GPU-therm is slowed down from 96 °C on; GPU-therm has 95.5 °C" in after(hands, watch, PERIOD_S)
+    assert "GPU-therm is slowed down from 95.5 °C on; GPU-therm has 95.5 °C" in after(hands, watch, PERIOD_S)
 
 
 @pytest.mark.parametrize("board", TREES)
-@pytest.mark.parametrize("celsius", [40, 72, 99])
+@pytest.mark.parametrize("celsius", [40, 72, 99, 110])
 def test_a_jetson_is_throttled_only_from_a_trip_point_that_slows_it_down(
     tmp_path: Path, hands: Hands, board: str, celsius: int
 ) -> None:
-    """At 72 degrees an Orin has passed a passive trip point, to which the alert for hot surfaces alone is bound."""
+    """At 72 degrees an Orin has passed a passive trip point to which an alert for hot surfaces is bound, a Nano one for
+    the refresh of its memory. At 99 a Thor is not slowed down yet.
+    """
     root = TREES[board].write(tmp_path / "root")
     for number in range(len(TREES[board].zones)):
         write(root, f"{THERMAL}/thermal_zone{number}/temp", f"{celsius * 1000}\n")
     if celsius >= 70 and (alerts := [name for name in TREES[board].coolers if name == "hot-surface-alert"]):
         write(root, f"{cooler(root, alerts[0])}/cur_state", "1\n")
     watch = ThrottleWatch(root, hands)
-    assert bool(watch.look_now()) == (celsius >= 99 and bool(TREES[board].trips))
+    assert bool(watch.look_now()) == (celsius >= (109 if board == THOR else 99))
 
 
 def test_what_is_no_sign(tmp_path: Path, hands: Hands) -> None:
     """Fans, a chip that always tells 100 degrees, settings, idle clocks, and a GPU whose sensor is switched off."""
     root = TREES[NANO].write(tmp_path / "root")
     write(root, f"{cooler(root, 'pwm-fan')}/cur_state", "7\n")
-    pmic = f"{THERMAL}/thermal_zone3"
+    pmic = f"{THERMAL}/thermal_zone4"
     assert (root / pmic / "type").read_text() == "PMIC-Die\n"
-    slows = ("thermal-cpufreq-0",)
+    slows = ("cpu-balanced",)
     bind_trips(root, pmic, [("passive", 99, slows)])
     for number, (name, state) in enumerate(
         (("TCC Offset", 30), ("intel_powerclamp", -1), ("Fan", 1), ("bq25890", 2), ("hot-surface-alert", 1))

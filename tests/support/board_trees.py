@@ -168,6 +168,46 @@ def _xavier_coolers(clusters: int) -> tuple[str, ...]:
     return (*clocks, *alerts, "bwmgr-therm-handler", "pwm-fan")
 
 
+# NVIDIA's device trees: of the module p3310, tegra186-quill-thermal.dtsi (madisongh/linux-tegra, 36a358c1), with the
+# alerts of tegra186-thermal-userspace-alert.dtsi (alliedvision/linux_nvidia_jetson, 81d4b552).
+_TX2_TRIPS: Mapping[str, Sequence[Trip]] = {
+    **{
+        f"{part}-therm": (("critical", 101, ()), ("passive", 95.5, (cooler, f"{part.lower()}-throttle-alert")))
+        for part, cooler in (("BCPU", "cpu-balanced"), ("MCPU", "cpu-balanced"), ("GPU", "gpu-balanced"))
+    },
+    "Tboard_tegra": (("critical", 107, ()),),
+    "Tdiode_tegra": (("critical", 107, ()),),
+}
+
+# tegra210-porg-thermal.dtsi (OE4T/linux-tegra-4.9, 5ea18682), with tegra210-thermal.dtsi, tegra210-bthrot-cdev.dtsi and
+# tegra210-porg-thermal-fan-est.dtsi there. `gpu-scaling`, `gpu-vmax` and `dfll-floor` are labels: the names of these
+# cooling devices are in none of the files. They set voltages by temperature, and `tegra-dram` refreshes memory faster.
+_NANO_TRIPS: Mapping[str, Sequence[Trip]] = {
+    "AO-therm": (
+        ("critical", 110, ()),
+        *(("active", celsius, ("gpu-scaling",)) for celsius in (15, 30, 50, 70, 105)),
+        ("active", 83, ("gpu-vmax",)),
+        ("active", 15, ("CORE-floor",)),
+        ("active", 85, ("CORE-cap",)),
+        ("active", 15, ("dfll-floor",)),
+    ),
+    "CPU-therm": (("critical", 102, ()), ("hot", 100.5, ("tegra_heavy",)), ("passive", 97, ("cpu-balanced",))),
+    "GPU-therm": (("critical", 102.5, ()), ("hot", 101, ("tegra_heavy",)), ("passive", 97.5, ("gpu-balanced",))),
+    "PLL-therm": (("passive", 70, ("tegra-dram",)),),
+    "thermal-fan-est": tuple(("active", celsius, ("pwm-fan",)) for celsius in (63, 65, 79)),
+}
+
+# As measured on an AGX Thor with R38.4.0 (swsususu/ThorFAN, f889012a): the zones, the cooling devices, the critical
+# temperature, and that the GPU is slowed down from about 109 degrees on. No device tree of a Thor with trip points is
+# public: those of its other zones that slow it down are missing here.
+_THOR_TRIPS: Mapping[str, Sequence[Trip]] = {
+    f"{part}-thermal": (
+        ("critical", 114.5, ()),
+        *([("passive", 109, ("gpu-throttle-alert", "devfreq-gpu-gpc-0"))] if part == "gpu" else []),
+    )
+    for part in ("tj", "gpu", "cpu", "soc012", "soc345")
+}
+
 _CURRENT = {
     "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
     **{f"sys/class/hwmon/hwmon3/oc{number}_event_cnt": "0\n" for number in (1, 2, 3)},
@@ -185,8 +225,21 @@ TREES: dict[str, Tree] = {
         memory_kb=8048048,
         gpu="17000000.gp10b",
         gpu_hz=1300500000,
-        zones={"BCPU-therm": 38000, "MCPU-therm": 38500, "GPU-therm": 36500, "PMIC-Die": 100000},
-        coolers=("bcpu-throttle-alert", "mcpu-throttle-alert", "gpu-throttle-alert", "pwm-fan"),
+        zones={
+            "BCPU-therm": 38000,
+            "MCPU-therm": 38500,
+            "GPU-therm": 36500,
+            "PLL-therm": 38000,
+            "Tboard_tegra": 36000,
+            "Tdiode_tegra": 35000,
+            "PMIC-Die": 100000,
+            "thermal-fan-est": 37600,
+        },
+        coolers=(
+            *("cpu-balanced", "gpu-balanced", "bcpu-throttle-alert", "mcpu-throttle-alert", "gpu-throttle-alert"),
+            "pwm-fan",
+        ),
+        trips=_TX2_TRIPS,
         mode=3,
         modes=("MAXN", "MAXQ", "MAXP_CORE_ALL", "MAXP_CORE_ARM", "MAXP_CORE_DENVER"),
         others={
@@ -209,8 +262,19 @@ TREES: dict[str, Tree] = {
         memory_kb=4059412,
         gpu="57000000.gpu",
         gpu_hz=921600000,
-        zones={"AO-therm": 41500, "CPU-therm": 34000, "GPU-therm": 31000, "PMIC-Die": 100000, "thermal-fan-est": 33000},
-        coolers=("thermal-cpufreq-0", "pwm-fan"),
+        zones={
+            "AO-therm": 41500,
+            "CPU-therm": 34000,
+            "GPU-therm": 31000,
+            "PLL-therm": 33500,
+            "PMIC-Die": 100000,
+            "thermal-fan-est": 33000,
+        },
+        coolers=(
+            *("cpu-balanced", "gpu-balanced", "tegra_heavy", "tegra-dram", "CORE-floor", "CORE-cap"),
+            *("gpu-scaling", "gpu-vmax", "dfll-floor", "pwm-fan"),
+        ),
+        trips=_NANO_TRIPS,
         mode=0,
         modes=("MAXN", "5W"),
         others={"proc/device-tree/nvidia,dtsfilename": "/dvs/tegra210-p3448-0000-p3449-0000-b00.dts\0"},
@@ -308,8 +372,20 @@ TREES: dict[str, Tree] = {
         memory_kb=128825804,
         gpu="gpu-gpc-0",
         gpu_hz=1575000000,
-        zones={"tj-thermal": 59800, "gpu-thermal": 58000, "cpu-thermal": 59000, "soc012-thermal": 57000},
-        coolers=("cpufreq-cpu0", "pwm-fan", "cpu-throttle-alert", "gpu-throttle-alert", "devfreq-gpu-gpc-0"),
+        zones={
+            "tj-thermal": 59800,
+            "gpu-thermal": 58000,
+            "cpu-thermal": 59000,
+            "soc012-thermal": 57000,
+            "soc345-thermal": 57500,
+        },
+        coolers=(
+            *(f"cpufreq-cpu{core}" for core in range(0, 14, 2)),
+            "pwm-fan",
+            *(f"{part}-throttle-alert" for part in ("cpu", "gpu", "soc012", "soc345")),
+            *("devfreq-gpu-gpc-0", "devfreq-gpu-nvd-0"),
+        ),
+        trips=_THOR_TRIPS,
         mode=0,
         modes=("MAXN", "120W"),
         others={**_CURRENT, "sys/class/devfreq/gpu-nvd-0/cur_freq": "1\n"},

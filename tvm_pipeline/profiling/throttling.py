@@ -160,7 +160,7 @@ class ThrottleWatch:
             celsius = zone.celsius()
             reached = [limit for limit in zone.passive_c if celsius is not None and celsius >= limit]
             if reached:
-                yield f"{zone.name} is slowed down from {min(reached):.0f} °C on"
+                yield f"{zone.name} is slowed down from {min(reached):g} °C on"
         before, self._counts = self._counts, self._read_counters()
         for name, count in self._counts.items():
             if count > before.get(name, count):
