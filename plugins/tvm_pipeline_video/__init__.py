@@ -8,7 +8,6 @@ kinds.py          the table of the kinds of sources: file, camera, address and s
 decoding.py       compressed video becomes pictures; what happens to damaged video
 hardware.py       which devices decode video here, in place of software
 live_source.py    LiveSource: a source that stalls, comes back and may be late
-source_reader.py  the thread that reads one connection of it
 live_sets.py      several of them at once, and a set of them that changes
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
