@@ -1,28 +1,34 @@
 """A bundle of a model file: `run` takes the file itself, and compiles it into the cache when it is first run.
 
 The bundle is named by the content of the file, the shapes, the devices, the version of this package and the machine in
-its power mode, so that a file is compiled anew when one of them changes. Next: workflow/steps.py, which has the steps.
+its power mode, so that a file is compiled anew when one of them changes. Its plan is a quick one, because
+host_planning.py plans the model with the work around it. Only a run without such work searches for a plan here, and
+keeps it in the bundle. Next: workflow/steps.py, which has the steps.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline import Bundle, Problem, __version__, load, write_bundle
-from tvm_pipeline.errors import BundleError, OptionError, PlatformError
+from tvm_pipeline import Bundle, Decision, Problem, __version__, load, write_bundle
+from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlatformError
 from tvm_pipeline.files import cache_folder, read_bytes
 from tvm_pipeline.frontends import EXPORTS, Shapes, parse_shapes
 from tvm_pipeline.profiling.environment import environment
+from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.workflow.doubts import elsewhere_warnings
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.video_extra import check_name, open_source, picture_input
+from tvm_pipeline_video.service.video_extra import check_name, host_devices, open_source, picture_input
 
 MODEL_FILES = (".onnx", ".tflite", ".relay")
 MOST_KEPT = 8  # bundles in the cache, each as large as its model
@@ -49,7 +55,8 @@ def opened_model(
     kept of it.
 
     Args:
-        settings: of them `input_shapes`, `platform`, `device` and `fresh` count.
+        settings: of them `input_shapes`, `platform`, `device` and `fresh` count, and `source` and `wait`, which say
+            whether there is work around the model.
         of_pictures: the model's input must be a picture.
 
     Raises:
@@ -95,12 +102,20 @@ def opened_model(
             _compile(path, shapes, settings, kept, listener)
             found = stack.enter_context(opened_bundle(kept))
         else:
-            kept.touch()
+            os.utime(
+                kept, ns=(time.time_ns(), kept.stat().st_mtime_ns)
+            )  # its applications know it by when it was written
             for note in model.notes:
                 listener.warn(note)
             for line in found.profile.warnings:
                 listener.warn(f"when {path} was compiled, {line}. `fresh` measures again")
             listener.say(f"{path} was compiled before ({kept})")
+        around_it = settings.source and not settings.wait and host_devices(found.platform, found.profile)
+        if not around_it and found.decision and not found.decision.candidates:
+            problem = Problem(found.graph, found.platform, found.profile)
+            decision, profile = decide(problem, verify_s=0.0)
+            found = replace(found, plan=decision.plan, decision=decision, profile=profile)
+            write_bundle(kept, found)
         yield kept, found
 
 
@@ -117,16 +132,21 @@ def _check_what_runs(settings: Settings) -> None:
 
 
 def _compile(path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener) -> None:
-    """Compile a model file into a bundle of the cache, and remove the oldest of what is too much there."""
+    """Compile a model file into a bundle of the cache, and remove the bundles that were not used for longest.
+
+    Its decision has no candidates, by which it is known that no plan was searched for.
+    """
     listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
     made = compile_source(path, shapes, settings.platform, devices=settings.device)
-    profile = measured_profile(made, None)
-    problem = Problem(made.compiled.graph, made.platform, profile)
-    decision, profile = decide(problem, "best", None, verify_s=0.0)
+    graph, profile = made.compiled.graph, measured_profile(made)
+    problem = Problem(graph, made.platform, profile)
+    try:
+        decision = Decision(quick_plan(problem), (), "no other plan of the model alone was considered")
+    except NoPlanError:  # none that simple keeps within the devices' memory
+        decision, profile = decide(problem, verify_s=0.0)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    graph = made.compiled.graph
     bundle = Bundle(graph, made.platform, profile, decision.plan, made.compiled, None, decision, None, made.metadata)
     write_bundle(kept, bundle)
     listener.say(f"kept for the next run: {kept}")
-    for old in sorted(kept.parent.glob("*.tar"), key=lambda file: -file.stat().st_mtime)[MOST_KEPT:]:
+    for old in sorted(kept.parent.glob("*.tar"), key=lambda file: -file.stat().st_atime)[MOST_KEPT:]:
         old.unlink(missing_ok=True)

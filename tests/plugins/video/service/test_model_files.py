@@ -10,11 +10,15 @@ import pytest
 
 from tests.support.log_lines import log_lines
 from tests.support.tiny_yolo import FOUND, write_tiny_yolo
-from tvm_pipeline import write_bundle
+from tvm_pipeline import planning, write_bundle
+from tvm_pipeline.cli import compile as cli_compile
+from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.workflow.machine import HERE
 from tvm_pipeline.workflow.steps import opened_bundle
 from tvm_pipeline_video.decoders import Request
 from tvm_pipeline_video.decoders.labels import COCO
+from tvm_pipeline_video.service import host_planning, model_bundle
 from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model
@@ -212,3 +216,50 @@ def test_options_of_several_models():
     assert one.request(0).classes == ("cat", "dog", "bird")
     with pytest.raises(OptionError, match="`threshold` is given 3 times for 2 models"):
         Settings(**two, threshold=[0.1, 0.2, 0.3]).check()
+
+
+@pytest.mark.thorough
+def test_a_model_file_is_planned_once_with_the_work_around_it_as_compile_and_run_plan_it(
+    cli, net, tmp_path, monkeypatch
+):
+    plans = []
+
+    def counted(problem, *arguments, **options):
+        plans.append(problem)
+        return find_plan(problem, *arguments, **options)
+
+    def figures(graph, platform):
+        """Return a profile that is the same at each measurement: the second device is slower, by operator."""
+        devices = {
+            device.name: DeviceProfile.in_order(
+                graph, [1e-3 * (1 + place * (index % 3)) for index in range(len(graph))]
+            )
+            for place, device in enumerate(platform.devices)
+        }
+        return Profile(graph.name, graph.fingerprint, devices)
+
+    find_plan = planning.plan
+    for module in (planning, host_planning):
+        monkeypatch.setattr(module, "plan", counted)
+    for module in (model_bundle, cli_compile):
+        monkeypatch.setattr(
+            module, "measured_profile", lambda made, *_, **__: figures(made.compiled.graph, made.platform)
+        )
+    monkeypatch.setattr(
+        host_planning, "profile_host", lambda rehearsal, _, platform, __: figures(rehearsal.graph, platform)
+    )
+    monkeypatch.setattr(type(HERE), "stage_timer", lambda *_: None)  # it would measure stages as wholes
+
+    def plan_of(path, *options):
+        outcome = cli("run", path, "--source", FILM, "--adapt", "off", "--json", *options)
+        assert outcome.code == 0, outcome.err
+        return {key: outcome.json[key] for key in ("scheduler", "stages", "predicted", "bound")}
+
+    found = plan_of(net, "--fresh")
+    (planned,) = plans
+    assert [operator.name for operator in planned.graph.operators if operator.is_host]
+    assert plan_of(net) == found
+    assert len(plans) == 1  # it was kept
+    bundle = tmp_path / "tiny.tar"
+    assert cli("compile", net, "-o", bundle, "--verify", 0).code == 0
+    assert plan_of(bundle) == found
