@@ -13,7 +13,7 @@ found), compiled_pipeline.py (the verbs, which run a plan).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -338,12 +338,12 @@ def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan
     return problem, given_plan(problem, plan) if plan else judged(problem, bundle.plan)
 
 
-def given_plan(problem: Problem, path: Path) -> Plan:
+def given_plan(problem: Problem, path: Path, judge: Callable[[Problem, Plan], Plan] = judged) -> Plan:
     """Return the plan of a file, with its figures computed again; raise PlanError, which names the file."""
     with blamed(path, PlanError, "plan it anew with `tvm-pipeline plan`"):
         plan = read_plan(path)
         check_one_model(plan, problem.graph.name)
-        return judged(problem, for_mode(plan, problem.profile.power_mode))
+        return judge(problem, for_mode(plan, problem.profile.power_mode))
 
 
 def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tvm_pipeline.errors import BundleError, LimitMissedError, NoPlanError, Opti
 from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified, with_fewest_inside
+from tvm_pipeline.workflow.steps import given_plan
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import result_line
@@ -90,7 +91,7 @@ def plan_with_host(
     verify_s: float,
     *,
     listener: Listener,
-    given: Plan | None = None,
+    given: Plan | Path | None = None,
     key: str = "",
     fresh: bool = False,
     meter: Meter | None = None,
@@ -103,7 +104,8 @@ def plan_with_host(
         usual: the problem of the bundle, with the objective and the limits.
         rate_fps: the frames a second that come; None where the source gives frames as fast as they are taken.
         verify_s: how long candidates may run side by side.
-        given: a plan of the application, or of the model, to run with the host work around it; None to plan.
+        given: a plan of the application, or of the model to run with the host work around it, or its file; None to
+            plan.
         key: names the application in the cache; empty where nothing is to be kept.
         fresh: measure and plan anew, also where that was done before.
         meter: samples a sensor of power, for candidates of least energy.
@@ -136,9 +138,7 @@ def plan_with_host(
     profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:
-        names = {name for stage in given.stages for name in stage.operators}
-        is_whole = names == {operator.name for operator in graph.operators}
-        plan = judged(problem, given) if is_whole else with_host(problem, given)
+        plan = given_plan(problem, given, with_host) if isinstance(given, Path) else with_host(problem, given)
         return HostPlan(problem, kept_in_time(problem, Decision(plan, (plan,), ""), deadline, listener).plan)
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
@@ -170,6 +170,8 @@ def with_host(problem: Problem, plan: Plan) -> Plan:
     known = (replace(s, operators=tuple(name for name in s.operators if name in names)) for s in plan.stages)
     plan = replace(plan, stages=tuple(stage for stage in known if stage.operators))  # it may be of another application
     own = {name for stage in plan.stages for name in stage.operators}
+    if len(own) == len(names):
+        return judged(problem, plan)
     first = next((index for index, name in enumerate(names) if name in own), 0)
     before, after = names[:first], [name for name in names[first:] if name not in own]
     best: Plan | None = None

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem, read_plan
+from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem
 from tvm_pipeline.addresses import shown, without_secrets
 from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
@@ -292,7 +292,7 @@ def opened_models(
                 listener.say(
                     "reading, decoding and writing frames is in no plan: `wait` has no source to measure it on"
                 )
-                planned, sources = waiting_plan(settings, bundle, plans[index]), ChangingInputs(settings, counts)
+                planned, sources = plan_alone(settings, bundle, plans[index]), ChangingInputs(settings, counts)
                 stack.callback(sources.close)
                 opened.append(_Opened(label, bundle, found, planned, sources))
                 continue
@@ -376,12 +376,8 @@ def _planned(
         sources: the model's, and their policies; host work is measured on the first.
     """
     spec = sources[0][0]
-    reported = read_plan(plan) if plan else None
-    if reported and any(name.startswith("host/") for stage in reported.stages for name in stage.operators):
-        given, chosen = chosen_plan(bundle)[0], reported  # it is judged with the host work
-    else:
-        given, chosen = chosen_plan(bundle, plan)
-    problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
+    usual, own = chosen_plan(bundle)
+    problem = requested_problem(usual, settings.objective, settings.min_throughput, settings.max_latency)
     asked = bool(settings.objective or settings.min_throughput or settings.max_latency)
     if host_devices(bundle.platform, bundle.profile):
         rehearsal = rehearsed_application(
@@ -405,7 +401,7 @@ def _planned(
             problem,
             rate_fps,
             settings.verify,
-            given=chosen if plan or (not asked and _was_given(bundle)) else None,
+            given=plan or (own if not asked and _was_given(bundle) else None),
             key=application_key(path, problem, rehearsal, rate_fps, *filter(None, [deadline])),
             fresh=settings.fresh,
             listener=listener,
@@ -414,12 +410,10 @@ def _planned(
         )
         return replace(planned, rate_fps=rate_fps, deadline=deadline)
     listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
-    if asked:
-        requested = replace(chosen, objective=problem.objective, status="feasible", bound=None)
-        chosen = judged(problem, requested) if plan else quick_plan(problem)
+    alone = plan_alone(settings, bundle, plan)
     deadline = frame_deadline(settings.deadline, settings.miss, settings.rate) if settings.deadline else None
-    chosen = kept_in_time(given, Decision(chosen, (chosen,), ""), deadline, listener).plan
-    return HostPlan(given, chosen, rate_fps=settings.rate, deadline=deadline)
+    chosen = kept_in_time(alone.problem, Decision(alone.plan, (alone.plan,), ""), deadline, listener).plan
+    return replace(alone, plan=chosen, rate_fps=settings.rate, deadline=deadline)
 
 
 def _with_latencies(planned: HostPlan, bundle: Bundle) -> Plan:
@@ -570,8 +564,8 @@ def tell_source(
         listener.warn(f"{reason}{again}")
 
 
-def waiting_plan(settings: Settings, bundle: Bundle, plan: Path | None) -> HostPlan:
-    """Return the plan of the model alone: there is no source on which the work around it could be measured.
+def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None) -> HostPlan:
+    """Return the plan of the model alone, where the work around it cannot be measured or no device could do it.
 
     It is that of a file, the best one for what the settings request, or the bundle's own without its host operators.
     """
@@ -579,7 +573,10 @@ def waiting_plan(settings: Settings, bundle: Bundle, plan: Path | None) -> HostP
     own = Problem(graph, bundle.platform, bundle.profile, bundle.plan.objective)
     problem = requested_problem(own, settings.objective, settings.min_throughput, settings.max_latency)
     if plan:
-        return HostPlan(problem, replace(given_plan(problem, plan), objective=problem.objective))
+        found = given_plan(problem, plan)
+        if found.objective != problem.objective:
+            found = replace(found, objective=problem.objective, status="feasible", bound=None)
+        return HostPlan(problem, found)
     if settings.objective or settings.min_throughput or settings.max_latency:
         return HostPlan(problem, quick_plan(problem))
     names = {operator.name for operator in graph.operators}

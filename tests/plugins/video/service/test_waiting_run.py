@@ -31,7 +31,7 @@ from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.running import Service
-from tvm_pipeline_video.service.running_model import waiting_plan
+from tvm_pipeline_video.service.running_model import plan_alone
 from tvm_pipeline_video.service.settings import Settings
 
 HALL, GATE, YARD = "synthetic:64x48@50", "synthetic:32x32@60", "synthetic:48x48@40"
@@ -346,10 +346,10 @@ def test_the_plan_of_an_application_is_that_of_its_model(bundle):
             replace(last, devices=(device,), operators=tuple(names[-2:])),
         ]
         given = replace(opened, graph=whole, plan=replace(opened.plan, stages=tuple(stages)))
-        found = waiting_plan(Settings(wait=True), given, None)
+        found = plan_alone(Settings(wait=True), given, None)
         assert not found.has_host
         assert found.plan.stages == opened.plan.stages
-        asked = waiting_plan(Settings(wait=True, objective="latency"), given, None)
+        asked = plan_alone(Settings(wait=True, objective="latency"), given, None)
         assert (asked.plan.objective, asked.has_host) == ("latency", False)
 
 
