@@ -34,7 +34,8 @@ from tvm_pipeline.tvm.alignment import align
 from tvm_pipeline.tvm.kernels import Entry, Kernel, Source
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.relay.slicing import slice_graph
+from tvm_pipeline.tvm.relay.slicing import as_graph
+from tvm_pipeline.tvm.slice_plan import plan_slice
 
 INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))
 Symbol = tuple[Any, ...]  # ("x0",), or (operator, field, symbols of its arguments)
@@ -109,7 +110,8 @@ def test_every_legal_cut_of_tangled_kernels_can_be_made_real(draw: Random) -> No
         known = dict(frame)
         for stage in random_stages(graph, draw, draw.randint(1, min(4, len(graph)))):
             index = draw.randrange(len(libraries))
-            part = slice_graph(libraries[index], alignments[index], graph, stage, memory_ordered=draw.random() < 0.2)
+            plan = plan_slice(libraries[index], alignments[index], graph, stage, draw.random() < 0.2)
+            part = as_graph(libraries[index], plan)
             ends = computed(
                 json.loads(part.graph_json), libraries[index], made[index][1], [known[p.name] for p in part.inputs]
             )

@@ -8,7 +8,6 @@ nvrtc.py           NVIDIA's compiler: source becomes code for a device
 cuda_compiler.py   compile kernels for CUDA devices with the TVM of PyPI
 cuda_events.py     time kernels by the clock of a CUDA device
 releasing.py       free memory of a device in a thread of its own, since a driver may hang
-lost.py            memory of a device that is lost is never freed
 programs.py        compiled OpenCL programs, kept beside the kernels of a library
 tvm_arrays.py      arrays and devices of the TVM that is installed
 device_arrays.py   arrays on a device: an arena with arrays in it, and parameters that all slices share

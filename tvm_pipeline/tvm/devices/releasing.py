@@ -2,8 +2,12 @@
 
 A driver that hangs keeps every thread that frees memory on its device, and Python frees garbage in whatever thread
 happens to collect it: a stage on the CPU would hang with the GPU. So what holds memory of a device is handed to that
-device's own thread when nobody needs it any more. A device that hangs then keeps this thread alone. What a device that
-is lost would have to free is kept (`lost.py`).
+device's own thread when nobody needs it any more. A device that hangs then keeps this thread alone.
+
+After a failed kernel CUDA refuses every call until the process ends: the device is lost. TVM 0.27 raises what CUDA says
+out of destructors, which ends the process with the memory that is freed next, so that a run could not go on without the
+device. So that memory is never freed, not even when the process ends. The CUDA runtime that `addons.py` builds for TVM
+0.19 has no such fault.
 
 TVM calls Python back for what it frees. Python ends such a thread at the end of the process, and C++ takes that for an
 exception in a destructor and aborts. So these threads end before.
@@ -12,6 +16,7 @@ exception in a destructor and aborts. So these threads end before.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import threading
 import time
 import weakref
@@ -20,8 +25,9 @@ from typing import Any
 
 import tvm
 
-from tvm_pipeline.tvm.devices.lost import is_lost, keep_for_ever
-from tvm_pipeline.tvm.devices.tvm_arrays import numbers_of
+from tvm_pipeline.tvm.devices.cuda_toolkit import loaded_runtime
+from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
+from tvm_pipeline.tvm.devices.tvm_arrays import HAS_ND, numbers_of
 
 END_S = 3.0  # for what was let go before the end of the process; a device that hangs does not delay it for longer
 
@@ -29,6 +35,10 @@ _queues: dict[tuple[int, int], SimpleQueue[Any]] = {}
 _threads: list[threading.Thread] = []
 _lock = threading.Lock()
 _live: dict[int, tuple[tuple[int, int], object]] = {}  # what has an owner, with its device
+
+_refer_to = ctypes.pythonapi.Py_IncRef
+_refer_to.argtypes = (ctypes.py_object,)
+_refer_to.restype = None
 
 
 def release_with(owner: object, device: tvm.runtime.Device, held: object) -> None:
@@ -48,7 +58,7 @@ def keep_where_lost(device: tvm.runtime.Device) -> None:
     if is_lost(*key):
         for where, held in list(_live.values()):
             if where == key:
-                keep_for_ever(held)
+                _keep_for_ever(held)
 
 
 def wait_until_released(device: tvm.runtime.Device, timeout_s: float = 10.0) -> bool:
@@ -82,9 +92,28 @@ def _release_all(queue: SimpleQueue[Any], key: tuple[int, int]) -> None:
             held.set()
         else:
             if is_lost(*key):
-                keep_for_ever(held)
+                _keep_for_ever(held)
             _live.pop(id(held), None)
         del held
+
+
+def is_lost(kind: int, index: int) -> bool:
+    """Return whether memory of a device can no longer be freed; it waits until the device has done its work.
+
+    Args:
+        kind, index: of the device, as DLPack numbers them.
+    """
+    runtime = None if HAS_ND or kind != DEVICE_TYPES["cuda"] else loaded_runtime()
+    if runtime is None:
+        return False
+    refused = runtime.cudaSetDevice(index) or runtime.cudaDeviceSynchronize()
+    runtime.cudaGetLastError()  # else TVM's next check would find an error of another call
+    return bool(refused)
+
+
+def _keep_for_ever(held: object) -> None:
+    """Have an object never be destroyed."""
+    _refer_to(held)
 
 
 @atexit.register

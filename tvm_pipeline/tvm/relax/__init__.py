@@ -22,10 +22,8 @@ pad_channels.py       convolutions get as many channels as fill vectors
 From a plain module to kernels:
 
 gpu_schedules.py      schedules for GPUs: those that are installed, TVM's of the rest
-concatenations_apart.py  concatenations are kernels of their own, which slices do in place
 kernel_passes.py      the passes in their order
 kernel_walkers.py     the kernels of a module: what each computes, and on what
-note_overwriting.py   which arguments each kernel may overwrite, noted while TVM compiles it
 build.py              a module becomes a Library for one target, kept in a cache
 cuda_kernels.py       compile kernels for CUDA devices
 

@@ -33,14 +33,13 @@ from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.linking import check_linker, export_library
 from tvm_pipeline.tvm.machine_code import load_kernels
-from tvm_pipeline.tvm.overwriting import overwritten
+from tvm_pipeline.tvm.overwriting import overwritable, overwritten
 from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
 from tvm_pipeline.tvm.relax.distinct_outputs import output_names
 from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
-from tvm_pipeline.tvm.relax.note_overwriting import NoteOverwriting
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
@@ -331,3 +330,24 @@ def _functions_of(folder: Path, target: str) -> Any:
 
 def _constant(raw: Bytes, described: Weight) -> np.ndarray:
     return part_of(raw, described).view(np.dtype(described.dtype)).reshape(described.shape)
+
+
+@tvm.instrument.pass_instrument
+class NoteOverwriting:
+    """Notes which arguments each kernel may overwrite while TVM compiles it; `tvm/overwriting.py` has the proof.
+
+    It sees functions as they are lowered, which TVM hands to nobody: the last time that they have buffers.
+
+        with tvm.transform.PassContext(instruments=[NoteOverwriting(found)]):
+            tvm.compile(functions, target=target, tir_pipeline=lowering.PIPELINE)
+
+    Args:
+        found: is filled: of each function the positions of the arguments that its result may overwrite.
+    """
+
+    def __init__(self, found: dict[str, tuple[int, ...]]) -> None:
+        self._found = found
+
+    def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
+        if info.name == "tirx.MakePackedAPI":
+            self._found.update({str(symbol.name_hint): overwritable(each) for symbol, each in mod.functions.items()})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 
 from tvm_pipeline.tvm.kernel_sets import relax_kernels
-from tvm_pipeline.tvm.relax.concatenations_apart import ConcatenationsApart
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.simplify import simplified
 
+NAME = "concatenate"  # of the functions that our legalisation makes
+PATTERN = "op_pattern"
+OPAQUE = 8  # FuseOps leaves functions of this pattern alone
 IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPUs write and heed it
 
 
@@ -87,3 +90,27 @@ class ScheduleKernels:
                 function = function.with_attr(IS_SCHEDULED, True)
             functions[symbol] = function
         return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+@tvm.transform.module_pass(opt_level=0, name="ConcatenationsApart")
+class ConcatenationsApart:
+    """The pass: concatenations that a slice can do in place are kernels of their own, as with Relay.
+
+    They get a pattern that FuseOps does not fuse. They are those of consecutive bytes: along the first axis of an
+    extent above 1, such as the channels of one image.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        functions = dict(mod.functions.items())
+        for symbol, function in functions.items():
+            is_named = isinstance(function, tirx.PrimFunc) and str(symbol.name_hint).startswith(NAME)
+            if is_named and _is_of_whole_bytes(function):
+                functions[symbol] = function.with_attr(PATTERN, OPAQUE)
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _is_of_whole_bytes(function: tirx.PrimFunc) -> bool:
+    shapes = [tuple(map(int, param.shape)) for param in function.params]
+    first, result = shapes[0], shapes[-1]
+    along = [axis for axis in range(len(result)) if len(first) == len(result) and first[axis] != result[axis]]
+    return len(along) == 1 and math.prod(result[: along[0]]) == 1

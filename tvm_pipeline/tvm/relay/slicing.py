@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tvm_pipeline.backends.contract import Port
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.memory.arena import ALIGNMENT
-from tvm_pipeline.tvm.alignment import Alignment
 from tvm_pipeline.tvm.kernels import Entry, entry_dtype
 from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.slice_plan import Call, SlicePlan, plan_slice
+from tvm_pipeline.tvm.slice_plan import Call, SlicePlan
 
 
 class Within(NamedTuple):
@@ -64,18 +61,6 @@ class SliceGraph:
     activation_bytes: int
     unordered_bytes: int
     operator_nodes: list[tuple[int, str]]
-
-
-def slice_graph(
-    library: Library,
-    alignment: Alignment,
-    graph: OperatorGraph,
-    operators: Sequence[str],
-    memory_ordered: bool = False,
-    alignment_bytes: int = ALIGNMENT,
-) -> SliceGraph:
-    """Cut `operators` out of the library's graph; arguments and errors are those of `plan_slice`."""
-    return as_graph(library, plan_slice(library, alignment, graph, operators, memory_ordered, alignment_bytes))
 
 
 def as_graph(library: Library, plan: SlicePlan) -> SliceGraph:
