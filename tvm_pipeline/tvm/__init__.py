@@ -20,6 +20,7 @@ linking.py          compiled code becomes a shared library, for this machine's p
 rpc_clients.py      TVM's own clients of RPC at the port of a board
 target_text.py      the target of a device as TVM's own, and which processor it is for
 tvm_errors.py       what TVM raises, and the reason in its messages
+numpy_rules.py      what numpy computes of the operators that Relay and Relax have alike
 devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for
 relax/              Relax, today's IR of TVM, whose slices are loops over compiled functions

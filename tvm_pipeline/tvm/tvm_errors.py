@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tvm_pipeline.core.model import Model
+
 # What calls of TVM and of its kernels raise: TVM 0.19 `tvm.TVMError`, which is one of these; TVM 0.27 has no such name.
 TVMError = RuntimeError
 
@@ -37,3 +39,13 @@ def reason(error: BaseException) -> str:
         first -= 1
     found = " ".join(lines[first : last + (2 if lines[last].endswith(":") else 1)])
     return found.removeprefix("Error message: ")[:300]
+
+
+def on_shapes(model: Model) -> str:
+    """Return that given shapes may be the reason why a model is refused, where any were."""
+    if not model.shaped:
+        return ""
+    return (
+        f"; the shapes given for {', '.join(model.shaped)} may be the reason: give those that the model was made for "
+        "(sides of pictures are often multiples of 32)"
+    )

@@ -14,6 +14,7 @@ from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
 from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode
 from tvm_pipeline.tvm.relax.onnx_obstacles import obstacles
+from tvm_pipeline.tvm.tvm_errors import on_shapes
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def _from_onnx(model: Model) -> tvm.IRModule:
         import onnxslim
     except ImportError:
         raise ModelError(
-            f"{model.name}: TVM cannot import it: {refused}{_on_shapes(model)}; simplified by onnxslim it may import: "
+            f"{model.name}: TVM cannot import it: {refused}{on_shapes(model)}; simplified by onnxslim it may import: "
             "pip install 'tvm-pipeline[simplify]'"
         ) from refused
     for value in proto.graph.input:
@@ -85,7 +86,7 @@ def _from_onnx(model: Model) -> tvm.IRModule:
     try:
         found = imported(onnxslim.slim(proto))
     except Exception:  # onnxslim raises any type; the first reason is that of the file as the user has it
-        raise ModelError(f"{model.name}: TVM cannot import it: {refused}{_on_shapes(model)}") from refused
+        raise ModelError(f"{model.name}: TVM cannot import it: {refused}{on_shapes(model)}") from refused
     _log.warning("%s: imported as onnxslim simplifies it, since TVM refuses it: %s", model.name, refused)
     return found
 
@@ -113,13 +114,3 @@ def _from_relax(model: Model) -> tvm.IRModule:
         if static_shape(parameter.ty) is None:
             raise ModelError(f"{model.name}: the input {parameter.name} is no tensor of a fixed shape")
     return relax.transform.ConvertToDataflow()(relax.transform.CanonicalizeBindings()(mod))
-
-
-def _on_shapes(model: Model) -> str:
-    """Return that given shapes may be the reason, where any were."""
-    if not model.shaped:
-        return ""
-    return (
-        f"; the shapes given for {', '.join(model.shaped)} may be the reason: give those that the model was made for "
-        "(sides of pictures are often multiples of 32)"
-    )

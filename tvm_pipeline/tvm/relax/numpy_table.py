@@ -8,15 +8,13 @@ a rule reads it from the call. The type gives the result's shape, so operators t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax, tirx
 
-Array: TypeAlias = npt.NDArray[Any]
-Value: TypeAlias = "Array | tuple[Array, ...] | None"
+from tvm_pipeline.tvm.numpy_rules import COMMON, NUMPY_DTYPES, Array, Rule, Value, arithmetic, floating, ints
 
 MOST_BYTES = 1 << 28  # of a value that is made of a smaller one, such as a weight of zeros
 
@@ -36,13 +34,9 @@ class Out(NamedTuple):
             Out(shape=(2, 3), dtype='float32')
         """
         shape = static_shape(ty)
-        if shape is None or ty.dtype is None or str(ty.dtype) not in _NUMPY_DTYPES:
+        if shape is None or ty.dtype is None or str(ty.dtype) not in NUMPY_DTYPES:
             return None
         return cls(shape, str(ty.dtype))
-
-
-_NUMPY_DTYPES = {"bool", "float16", "float32", "float64"}
-_NUMPY_DTYPES |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 def static_shape(ty: Any) -> tuple[int, ...] | None:
@@ -53,19 +47,7 @@ def static_shape(ty: Any) -> tuple[int, ...] | None:
     return tuple(int(e) for e in extents) if all(isinstance(e, tirx.IntImm) for e in extents) else None
 
 
-_Rule: TypeAlias = Callable[..., Value]
-
-
-def _arithmetic(function: Callable[..., Any]) -> _Rule:
-    return lambda call, out, *values: np.asarray(function(*values))
-
-
-def _floating(function: Callable[..., Any]) -> _Rule:
-    """Return a rule for floats; of integers numpy and TVM differ (rounding of a quotient, negative powers)."""
-    return lambda call, out, *values: np.asarray(function(*values)) if out.dtype.startswith("float") else None
-
-
-def _whole(function: Callable[..., Any]) -> _Rule:
+def _whole(function: Callable[..., Any]) -> Rule:
     """Return a rule for a division of integers."""
 
     def rule(call: Any, out: Out, a: Array, b: Array) -> Value:
@@ -74,7 +56,7 @@ def _whole(function: Callable[..., Any]) -> _Rule:
     return rule
 
 
-def _reduced(function: Callable[..., Any]) -> _Rule:
+def _reduced(function: Callable[..., Any]) -> Rule:
     def rule(call: Any, out: Out, x: Array) -> Value:
         axes = None if call.attrs.axis is None else tuple(ints(call.attrs.axis))
         return np.reshape(function(x, axis=axes), out.shape).astype(out.dtype) if x.size else None
@@ -171,50 +153,21 @@ def constant(array: Array) -> Any:
     return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape)))
 
 
-def ints(values: Any) -> list[int]:
-    """Return the numbers of an attribute or of an argument."""
-    return [int(value) for value in values]
-
-
-TABLE: dict[str, _Rule] = {
-    "add": _arithmetic(np.add),
-    "subtract": _arithmetic(np.subtract),
-    "multiply": _arithmetic(np.multiply),
-    "divide": _floating(np.divide),
+TABLE: dict[str, Rule] = {
+    **COMMON,
+    "divide": floating(np.divide),
     "floor_divide": _whole(np.floor_divide),
     "floor_mod": _whole(np.mod),
     "mod": _whole(np.fmod),
-    "power": _floating(np.power),
-    "maximum": _arithmetic(np.maximum),
-    "minimum": _arithmetic(np.minimum),
-    "negative": _arithmetic(np.negative),
-    "abs": _arithmetic(np.abs),
-    "sign": _arithmetic(np.sign),
-    "square": _arithmetic(np.square),
-    "nn.relu": _arithmetic(lambda x: np.maximum(x, x.dtype.type(0))),
-    "sqrt": _floating(np.sqrt),
-    "rsqrt": _floating(lambda x: np.reciprocal(np.sqrt(x))),
-    "exp": _floating(np.exp),
-    "log": _floating(np.log),
-    "tanh": _floating(np.tanh),
-    "sin": _floating(np.sin),
-    "cos": _floating(np.cos),
-    "sigmoid": _floating(lambda x: 1 / (1 + np.exp(-x))),
-    "floor": _floating(np.floor),
-    "ceil": _floating(np.ceil),
-    "round": _floating(np.rint),
-    "trunc": _floating(np.trunc),
-    "equal": _arithmetic(np.equal),
-    "not_equal": _arithmetic(np.not_equal),
-    "less": _arithmetic(np.less),
-    "less_equal": _arithmetic(np.less_equal),
-    "greater": _arithmetic(np.greater),
-    "greater_equal": _arithmetic(np.greater_equal),
-    "logical_and": _arithmetic(np.logical_and),
-    "logical_or": _arithmetic(np.logical_or),
-    "logical_xor": _arithmetic(np.logical_xor),
-    "logical_not": _arithmetic(np.logical_not),
-    "where": _arithmetic(np.where),
+    "sign": arithmetic(np.sign),
+    "square": arithmetic(np.square),
+    "log": floating(np.log),
+    "tanh": floating(np.tanh),
+    "sin": floating(np.sin),
+    "cos": floating(np.cos),
+    "sigmoid": floating(lambda x: 1 / (1 + np.exp(-x))),
+    "round": floating(np.rint),
+    "trunc": floating(np.trunc),
     "clip": _clip,
     "astype": lambda call, out, x: x.astype(out.dtype),
     "sum": _reduced(np.sum),
@@ -241,8 +194,6 @@ TABLE: dict[str, _Rule] = {
     "full_like": lambda call, out, like, fill: np.full(out.shape, fill, out.dtype),
     "zeros": lambda call, out, shape: np.zeros(out.shape, out.dtype),
     "ones": lambda call, out, shape: np.ones(out.shape, out.dtype),
-    "zeros_like": lambda call, out, like: np.zeros(out.shape, out.dtype),
-    "ones_like": lambda call, out, like: np.ones(out.shape, out.dtype),
     "arange": _arange,
     "quantize": _quantize,
     "dequantize": _dequantize,

@@ -24,8 +24,9 @@ from onnx.reference import ReferenceEvaluator
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map, onnx_input
 
+from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relax.dataflow import name_of
-from tvm_pipeline.tvm.relax.numpy_table import Array, constant, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import constant, static_shape
 from tvm_pipeline.tvm.relax.onnx_converters import CONVERTERS
 from tvm_pipeline.tvm.relax.onnx_nodes import REWRITES
 from tvm_pipeline.tvm.relax.onnx_quantized import QUANTISED

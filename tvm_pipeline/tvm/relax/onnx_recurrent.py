@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from tvm_pipeline.tvm.relax.numpy_table import Array
+from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
 
 MOST_STEPS = 512  # of all directions of a node; each is about ten operators

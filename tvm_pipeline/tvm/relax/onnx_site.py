@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import helper, numpy_helper
 
-from tvm_pipeline.tvm.relax.numpy_table import Array
+from tvm_pipeline.tvm.numpy_rules import Array
 
 
 class Known(NamedTuple):

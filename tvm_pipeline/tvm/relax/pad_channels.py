@@ -19,9 +19,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_pipeline.tvm.numpy_rules import ints
 from tvm_pipeline.tvm.padded_channels import padded_channels
 from tvm_pipeline.tvm.relax.dataflow import constant_of
-from tvm_pipeline.tvm.relax.numpy_table import constant, ints, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import constant, static_shape
 from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
 
 _POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"))

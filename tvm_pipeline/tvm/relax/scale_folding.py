@@ -12,8 +12,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_pipeline.tvm.numpy_rules import Array, ints
 from tvm_pipeline.tvm.relax.dataflow import constant_of
-from tvm_pipeline.tvm.relax.numpy_table import Array, constant, ints, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import constant, static_shape
 from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule
 
 _PLAIN_LAYOUTS = {  # data, weights: with the outputs first, or of a transposed convolution with the inputs first

@@ -17,8 +17,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_pipeline.tvm.numpy_rules import ints
 from tvm_pipeline.tvm.relax.dataflow import Constant, constant_of
-from tvm_pipeline.tvm.relax.numpy_table import MOST_BYTES, TABLE, Out, constant, ints, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import MOST_BYTES, TABLE, Out, constant, static_shape
 from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
 from tvm_pipeline.tvm.relax.scale_folding import SCALES
 

@@ -28,8 +28,9 @@ from tvm import autotvm, relay
 from tvm.relay.backend import te_compiler
 
 from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
+from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
-from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out, parts
+from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Out, parts
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.splits import SplitByIndices

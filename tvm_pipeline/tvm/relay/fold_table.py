@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relay
 
-Array: TypeAlias = npt.NDArray[Any]
+from tvm_pipeline.tvm.numpy_rules import COMMON, NUMPY_DTYPES, Array, Rule, arithmetic, floating, ints
 
 
 class Out(NamedTuple):
@@ -27,33 +26,19 @@ class Out(NamedTuple):
 
     @classmethod
     def of(cls, ty: Any) -> Out | None:
-        if not isinstance(ty, relay.TensorType) or ty.dtype not in _NUMPY_DTYPES:
+        if not isinstance(ty, relay.TensorType) or ty.dtype not in NUMPY_DTYPES:
             return None
         if not all(isinstance(dim, tvm.tir.IntImm) for dim in ty.shape):
             return None
         return cls(tuple(int(dim) for dim in ty.shape), ty.dtype)
 
 
-_NUMPY_DTYPES = {"bool", "float16", "float32", "float64"}
-_NUMPY_DTYPES |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-
 # The first three are folded by the type of the argument, constant or not; the last wraps constants once devices are
 # planned, and Relay sees through it.
 FOLDED_BY_TYPE = {"shape_of", "vm.shape_of", "ndarray_size", "on_device"}
 
-_Rule: TypeAlias = Callable[..., "Array | None"]
 
-
-def _arithmetic(ufunc: Callable[..., Any]) -> _Rule:
-    return lambda attrs, out, *args: np.asarray(ufunc(*args))
-
-
-def _floating(function: Callable[..., Any]) -> _Rule:
-    # For integers numpy and Relay part ways (rounding of a quotient, negative powers): Relay's word is taken.
-    return lambda attrs, out, *args: np.asarray(function(*args)) if out.dtype.startswith("float") else None
-
-
-def _divides(floating: Callable[..., Any] | None, whole: Callable[..., Any]) -> _Rule:
+def _divides(floating: Callable[..., Any] | None, whole: Callable[..., Any]) -> Rule:
     """Return a rule for a division: `floating` for floats (None leaves them to Relay), `whole` for integers."""
 
     def rule(attrs: Any, out: Out, a: Array, b: Array) -> Array | None:
@@ -71,13 +56,13 @@ def _truncated(a: Array, b: Array) -> Array:
     return (a - np.fmod(a, b)) // b
 
 
-def _reduced(function: Callable[..., Any], *, floats: bool) -> _Rule:
+def _reduced(function: Callable[..., Any], *, floats: bool) -> Rule:
     """Return a rule for a reduction; without `floats` these are Relay's, whose order of summing rounds otherwise."""
 
     def rule(attrs: Any, out: Out, x: Array) -> Array | None:
         if attrs.exclude or (out.dtype.startswith("float") and not floats) or not x.size:
             return None
-        axes = None if attrs.axis is None else tuple(_ints(attrs.axis))
+        axes = None if attrs.axis is None else tuple(ints(attrs.axis))
         return np.reshape(function(x, axis=axes), out.shape).astype(out.dtype)
 
     return rule
@@ -101,7 +86,7 @@ def _reshape(attrs: Any, out: Out, x: Array, *like: Array) -> Array:
 
 
 def _transpose(attrs: Any, out: Out, x: Array) -> Array:
-    return np.transpose(x, None if attrs.axes is None else _ints(attrs.axes))
+    return np.transpose(x, None if attrs.axes is None else ints(attrs.axes))
 
 
 def _round(x: Array) -> Array:
@@ -124,8 +109,8 @@ def _take(attrs: Any, out: Out, x: Array, indices: Array) -> Array | None:
 
 
 def _strided_slice(attrs: Any, out: Out, x: Array) -> Array | None:
-    begin, end, strides = map(_ints, (attrs.begin, attrs.end, attrs.strides or []))
-    axes = range(len(begin)) if attrs.axes is None else _ints(attrs.axes)
+    begin, end, strides = map(ints, (attrs.begin, attrs.end, attrs.strides or []))
+    axes = range(len(begin)) if attrs.axes is None else ints(attrs.axes)
     if attrs.slice_mode != "end" or len(begin) != len(end) or any(stride < 0 for stride in strides):
         return None
     strides += [1] * (len(begin) - len(strides))
@@ -138,13 +123,13 @@ def _strided_slice(attrs: Any, out: Out, x: Array) -> Array | None:
 def parts(attrs: Any, x: Array) -> list[Array]:
     """Return what `split` gives: equal parts, or those between indices."""
     at = attrs.indices_or_sections
-    return np.split(x, int(at) if isinstance(at, (int, tvm.tir.IntImm)) else _ints(at), axis=int(attrs.axis))
+    return np.split(x, int(at) if isinstance(at, (int, tvm.tir.IntImm)) else ints(at), axis=int(attrs.axis))
 
 
 def _pad(attrs: Any, out: Out, x: Array, fill: Array) -> Array | None:
     if attrs.pad_mode != "constant":
         return None
-    return np.pad(x, [_ints(width) for width in attrs.pad_width], constant_values=fill.item())
+    return np.pad(x, [ints(width) for width in attrs.pad_width], constant_values=fill.item())
 
 
 def _layout_transform(attrs: Any, out: Out, x: Array) -> Array | None:
@@ -178,48 +163,20 @@ def _grouped(layout: list[tuple[str, int]], axes: list[str]) -> list[int]:
     return [i for axis in axes for i, (name, _) in enumerate(layout) if name == axis]
 
 
-def _ints(values: Any) -> list[int]:
-    return [int(value) for value in values]
-
-
-TABLE: dict[str, _Rule] = {
-    "add": _arithmetic(np.add),
-    "subtract": _arithmetic(np.subtract),
-    "multiply": _arithmetic(np.multiply),
-    "negative": _arithmetic(np.negative),
-    "abs": _arithmetic(np.abs),
-    "maximum": _arithmetic(np.maximum),
-    "minimum": _arithmetic(np.minimum),
-    "left_shift": _arithmetic(np.left_shift),
-    "right_shift": _arithmetic(np.right_shift),
-    "nn.relu": _arithmetic(lambda x: np.maximum(x, x.dtype.type(0))),
+TABLE: dict[str, Rule] = {
+    **COMMON,
+    "left_shift": arithmetic(np.left_shift),
+    "right_shift": arithmetic(np.right_shift),
     "divide": _divides(np.divide, _truncated),
     "trunc_divide": _divides(None, _truncated),
     "floor_divide": _divides(None, np.floor_divide),
     "mod": _divides(None, np.fmod),
     "trunc_mod": _divides(None, np.fmod),
     "floor_mod": _divides(None, np.mod),
-    "equal": _arithmetic(np.equal),
-    "not_equal": _arithmetic(np.not_equal),
-    "less": _arithmetic(np.less),
-    "less_equal": _arithmetic(np.less_equal),
-    "greater": _arithmetic(np.greater),
-    "greater_equal": _arithmetic(np.greater_equal),
-    "logical_and": _arithmetic(np.logical_and),
-    "logical_or": _arithmetic(np.logical_or),
-    "logical_xor": _arithmetic(np.logical_xor),
-    "logical_not": _arithmetic(np.logical_not),
-    "where": lambda attrs, out, condition, x, y: np.asarray(np.where(condition, x, y)),
     "copy": lambda attrs, out, x: x,
     "arange": _arange,
     "gather": _gather,
-    "power": _floating(np.power),
-    "sqrt": _floating(np.sqrt),
-    "rsqrt": _floating(lambda x: np.reciprocal(np.sqrt(x))),
-    "exp": _floating(np.exp),
-    "floor": _floating(np.floor),
-    "ceil": _floating(np.ceil),
-    "round": _floating(_round),
+    "round": floating(_round),
     "clip": _clip,
     "cast": lambda attrs, out, x: x.astype(out.dtype),
     "cast_like": lambda attrs, out, x, like: x.astype(out.dtype),
@@ -236,8 +193,6 @@ TABLE: dict[str, _Rule] = {
     "broadcast_to": lambda attrs, out, x: np.broadcast_to(x, out.shape),
     "full": lambda attrs, out, x: np.full(out.shape, x, out.dtype),
     "full_like": lambda attrs, out, like, x: np.full(out.shape, x, out.dtype),
-    "zeros_like": lambda attrs, out, like: np.zeros(out.shape, out.dtype),
-    "ones_like": lambda attrs, out, like: np.ones(out.shape, out.dtype),
     "transpose": _transpose,
     "layout_transform": _layout_transform,
     "stack": lambda attrs, out, fields: np.stack(fields, axis=int(attrs.axis)),
@@ -245,6 +200,6 @@ TABLE: dict[str, _Rule] = {
     "strided_slice": _strided_slice,
     "nn.pad": _pad,
     "take": _take,
-    "tile": lambda attrs, out, x: np.tile(x, _ints(attrs.reps)),
+    "tile": lambda attrs, out, x: np.tile(x, ints(attrs.reps)),
     "repeat": lambda attrs, out, x: np.repeat(x, int(attrs.repeats), axis=int(attrs.axis)),
 }

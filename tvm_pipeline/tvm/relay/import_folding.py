@@ -20,8 +20,9 @@ from tvm import relay
 from tvm.relay.frontend import common, onnx
 
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relay.fold import Folder
-from tvm_pipeline.tvm.relay.fold_table import Array, Out
+from tvm_pipeline.tvm.relay.fold_table import Out
 from tvm_pipeline.tvm.tvm_errors import RefusedOperator
 
 _ONE_AT_A_TIME = threading.RLock()  # the importers' modules are shared by all threads

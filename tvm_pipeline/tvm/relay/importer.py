@@ -21,7 +21,7 @@ from tvm_pipeline.tvm.relay.output_names import with_output_names
 from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
 from tvm_pipeline.tvm.relay.tflite_walk import obstacles
 from tvm_pipeline.tvm.relay.work_done import WorkDone
-from tvm_pipeline.tvm.tvm_errors import reason
+from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 
 Params = dict[str, Any]
 
@@ -55,7 +55,7 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     except ModelError:
         raise
     except Exception as error:  # TVM's importers raise any type of error
-        raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}{_on_shapes(model)}") from error
+        raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}{on_shapes(model)}") from error
 
 
 def _checked(model: Model, mod: tvm.IRModule, params: Params) -> tuple[tvm.IRModule, Params]:
@@ -107,7 +107,7 @@ def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
         import onnxslim
     except ImportError:
         raise ModelError(
-            f"{model.name}: TVM cannot import it: {reason(refused)}{_on_shapes(model)}; simplified by onnxslim it may "
+            f"{model.name}: TVM cannot import it: {reason(refused)}{on_shapes(model)}; simplified by onnxslim it may "
             "import: pip install 'tvm-pipeline[simplify]'"
         ) from refused
     proto = onnx.load_from_string(model.content)
@@ -120,16 +120,6 @@ def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
         raise refused from None
     _log.warning("%s: imported as onnxslim simplifies it, since TVM refuses it: %s", model.name, reason(refused))
     return found
-
-
-def _on_shapes(model: Model) -> str:
-    """Return that given shapes may be the reason, where any were."""
-    if not model.shaped:
-        return ""
-    return (
-        f"; the shapes given for {', '.join(model.shaped)} may be the reason: give those that the model was made for "
-        "(sides of pictures are often multiples of 32)"
-    )
 
 
 def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
@@ -194,7 +184,7 @@ def _check_static(model: Model, mod: tvm.IRModule) -> None:
         raise ModelError(
             f"{model.name}: operator {open_[0]} has a shape that depends on its data; export the model with fixed "
             "shapes and without what follows it (a selection of boxes, for instance), or fold its constants first"
-            + _on_shapes(model)
+            + on_shapes(model)
         )
 
 
