@@ -29,14 +29,14 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
-from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
+from tvm_pipeline.tvm.installed_ir import RELEASES, described_version, installed_ir, installed_model
+from tvm_pipeline.tvm.kernel_sets import tuner
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
 
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.compiled_model import TvmModel
-    from tvm_pipeline.tvm.kernel_sets import Choices
 
 HOST = "host"
 _CUDA_ALONE = (
@@ -130,7 +130,7 @@ class GpuBackend(Backend):
         return self._compiled(model, devices, order)
 
     def compile_untuned(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> TvmModel[Any]:
-        return self._compiled(model, devices, order, {})
+        return self._compiled(model, devices, order, tuned=False)
 
     def settle_elsewhere(self, device: Device) -> Device:
         if not _is_compiled_for(kind_of(device.target)):
@@ -168,9 +168,9 @@ class GpuBackend(Backend):
             model,
             devices,
             order,
-            None if tuned else {},
             {target: why for target, why in elsewhere.items() if why},
-            processor,
+            tuned=tuned,
+            processor=processor,
         )
 
     def _compiled(
@@ -178,8 +178,9 @@ class GpuBackend(Backend):
         model: Model,
         devices: Sequence[Device],
         order: Order,
-        choices: Choices | None = None,
         elsewhere: Mapping[str, str] | None = None,
+        *,
+        tuned: bool = True,
         processor: str = "",
     ) -> TvmModel[Any]:
         """Compile; `elsewhere` is None where all devices are of this machine, else as `TvmModel` has it."""
@@ -189,18 +190,9 @@ class GpuBackend(Backend):
         if is_here:
             _keep_software_on_its_cores(devices)
         targets, host, others = [device.target for device in devices], _host_target(devices), elsewhere or {}
-        compiled: TvmModel[Any]
-        if installed_ir() == "relay":
-            from tvm_pipeline.tvm.relay.compiled import RelayModel
-
-            compiled = RelayModel.compile(model, targets, bind, order, host, choices, others, processor)
-        else:
-            from tvm_pipeline.tvm.relax.compiled import RelaxModel
-            from tvm_pipeline.tvm.relax.cuda_kernels import ready_to_run
-
-            if is_here:
-                ready_to_run()
-            compiled = RelaxModel.compile(model, targets, bind, order, host, others)
+        compiled = installed_model().compile(
+            model, targets, bind, order, host, others, tuned=tuned, processor=processor
+        )
         if not is_here:  # what runs here, on cores of this machine
             own = [device for device in devices if compiler_target(device.target) not in others]
             devices = [replace(device, cores=tuple(sorted(_CORES))) for device in own]
@@ -208,10 +200,7 @@ class GpuBackend(Backend):
         return compiled
 
     def rewriting(self, model: Model) -> Rewriting:
-        require_relay("memory_rewrite")
-        from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
-
-        return RelayRewriting(model)
+        return installed_model().rewriting(model)
 
     def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
         """Search for faster kernels on a GPU; see `Backend.tune`.
@@ -222,27 +211,14 @@ class GpuBackend(Backend):
             RunError: the GPU does not run the model, or too many candidates end the process that tries them.
             PlatformError: Relax is installed, whose kernels have fixed schedules.
         """
-        if installed_ir() == "relax":
-            raise PlatformError(
-                f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
-                "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
-            )
-        from tvm_pipeline.tvm.kernel_sets import relay_kernels
-
+        kernels = tuner(device)
         only = None if guide is None else tuple(map(str, guide({})))
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
-            kernels = relay_kernels()
             return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, only)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
         _keep_software_on_its_cores(devices)
-        if installed_ir() == "relay":
-            from tvm_pipeline.tvm.relay.compiled import RelayModel
-
-            return RelayModel.load(folder, bind)
-        from tvm_pipeline.tvm.relax.compiled import RelaxModel
-
-        return RelaxModel.load(folder, bind)
+        return installed_model().load(folder, bind)
 
     def versions(self) -> Mapping[str, str]:
         # A driver is not among them: it compiles what a library holds, PTX or OpenCL C, for itself.
@@ -265,7 +241,7 @@ def bind(device: Device) -> None:
 
 def _is_compiled_for(kind: str) -> bool:
     """Return whether the TVM that is installed compiles for a kind of GPU."""
-    return kind == "cuda" or installed_ir() == "relay"
+    return kind in RELEASES[installed_ir()].gpus
 
 
 def _meant(device: Device) -> Gpu:

@@ -19,7 +19,8 @@ from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
+from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, installed_model
+from tvm_pipeline.tvm.kernel_sets import relay_kernels, tuner
 from tvm_pipeline.tvm.target_text import other_processor
 from tvm_pipeline_host.detection import (
     available_cores,
@@ -33,11 +34,10 @@ from tvm_pipeline_host.detection import (
 
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.compiled_model import TvmModel
-    from tvm_pipeline.tvm.kernel_sets import Choices
 
 _log = logging.getLogger(__name__)
 
-_IR = installed_ir()
+installed_ir()  # without a TVM that fits, its ImportError says why this backend is left out
 
 
 class HostBackend(Backend):
@@ -48,7 +48,7 @@ class HostBackend(Backend):
 
     def refuses_slice(self, model: Model) -> str:
         try:
-            _import_model(model)
+            installed_model().check(model)
         except ModelError as error:
             return str(error)
         return ""
@@ -115,10 +115,7 @@ class HostBackend(Backend):
         return _compiled(model, devices, order, is_tuned=False)
 
     def rewriting(self, model: Model) -> Rewriting:
-        require_relay("memory_rewrite")
-        from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
-
-        return RelayRewriting(model)
+        return installed_model().rewriting(model)
 
     def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
         """Search for faster kernels on the first core of a device; see `Backend.tune`.
@@ -126,30 +123,21 @@ class HostBackend(Backend):
         Raises:
             PlatformError: Relax is installed, whose kernels have fixed schedules.
         """
-        if _IR == "relax":
-            raise PlatformError(
-                f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
-                "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
-            )
-        from tvm_pipeline.tvm.kernel_sets import relay_kernels
+        kernels = tuner(device)
         from tvm_pipeline.tvm.relay.child_process import stoppable_pool
 
         def search() -> TuningReport:
             bind(replace(device, cores=device.cores[:1]))
-            return relay_kernels().tune(model, device.target, seconds, guide)
+            return kernels.tune(model, device.target, seconds, guide)
 
         with stoppable_pool(1) as submit:  # a thread of its own, which is bound to the core
             report: TuningReport = submit(search).result()
             return report
 
     def tuning_records(self, device: Device) -> list[str]:
-        from tvm_pipeline.tvm.kernel_sets import relay_kernels
-
         return [line.decode(errors="replace") for line in relay_kernels().tuning_records(device.target)]
 
     def take_tuning_records(self, device: Device, processor: str, lines: Sequence[str]) -> int:
-        from tvm_pipeline.tvm.kernel_sets import relay_kernels
-
         return relay_kernels().take_tuning_records(device.target, processor, [line.encode() for line in lines])
 
     def bind(self, device: Device) -> None:
@@ -157,7 +145,7 @@ class HostBackend(Backend):
         bind(device)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
-        return _kind().load(folder, bind, not_run_here)
+        return installed_model().load(folder, bind, not_run_here)
 
     def versions(self) -> Mapping[str, str]:
         return {"tvm": described_version()}
@@ -177,43 +165,13 @@ def _compiled(
     targets = [device.target for device in devices]
     reasons = {target: not_run_here(target) for target in targets} if is_elsewhere else {}
     elsewhere = {target: why for target, why in reasons.items() if why}
-    compiled: TvmModel[Any]
-    if _IR == "relay":
-        from tvm_pipeline.tvm.relay.compiled import RelayModel
-
-        choices: Choices | None = None if is_tuned else {}
-        compiled = RelayModel.compile(model, targets, bind, order, "", choices, elsewhere, processor)
-    else:
-        from tvm_pipeline.tvm.relax.compiled import RelaxModel
-
-        compiled = RelaxModel.compile(model, targets, bind, order, "", elsewhere)
+    compiled = installed_model().compile(
+        model, targets, bind, order, elsewhere=elsewhere, tuned=is_tuned, processor=processor
+    )
     if is_elsewhere:  # what runs here, on cores of this machine
         devices = [replace(device, cores=available_cores()) for device in devices if device.target not in elsewhere]
     check_agreement(compiled, devices)
     return compiled
-
-
-def _kind() -> type[TvmModel[Any]]:
-    """Return the class of compiled models."""
-    if _IR == "relay":
-        from tvm_pipeline.tvm.relay.compiled import RelayModel
-
-        return RelayModel
-    from tvm_pipeline.tvm.relax.compiled import RelaxModel
-
-    return RelaxModel
-
-
-def _import_model(model: Model) -> None:
-    """Raise ModelError where TVM cannot import the model."""
-    if _IR == "relay":
-        from tvm_pipeline.tvm.relay import importer as relay
-
-        relay.import_model(model)
-    else:
-        from tvm_pipeline.tvm.relax import importer as relax
-
-        relax.import_model(model)
 
 
 def bind(device: Device) -> None:

@@ -20,10 +20,11 @@ from tests.tvm.test_build import text_model
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.kernel_sets import Choices
-from tvm_pipeline.tvm.relay import build, several_targets
+from tvm_pipeline.tvm.relay import build, compiled
 from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.several_targets import build_libraries
+from tvm_pipeline.tvm.relay.library import Library
 
 TARGET = "llvm -mcpu=znver5"
 # Stock TVM in the child: LLVM meets an intrinsic with operands of other types.
@@ -150,27 +151,31 @@ def test_what_the_child_warns_of_is_in_this_log(caplog: pytest.LogCaptureFixture
     assert [record.name for record in caplog.records if "AMX" in record.getMessage()] == ["tvm_pipeline.tvm.relay.int8"]
 
 
+def build_all(targets: list[str]) -> list[Library]:
+    return RelayModel.build(text_model("tanh(%x)"), targets, "", {}, tuned=False, processor="")
+
+
 @pytest.mark.thorough
 def test_a_large_model_is_compiled_for_several_targets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both children live when the second one begins to compile; the libraries are those of one after the other."""
-    monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)
+    monkeypatch.setattr(compiled, "WORTH_A_CHILD", 0)
     before, alive = children(), []
-    targets = {TARGET: {}, "llvm -mcpu=znver4": {}}
+    targets = [TARGET, "llvm -mcpu=znver4"]
 
     def watch(line: str) -> None:
         if line.startswith("compiling"):
             alive.append(len(children() - before))
 
     on_line(watch, "INFO")
-    several = build_libraries(text_model("tanh(%x)"), targets)
+    several = build_all(targets)
     assert max(alive) == 2
-    assert [library.target for library in several] == list(targets)
+    assert [library.target for library in several] == targets
     again = [build_library(text_model("tanh(%x)"), target) for target in targets]
     assert [library.folder for library in several] == [library.folder for library in again]
 
 
 @pytest.mark.thorough
 def test_where_one_target_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)
+    monkeypatch.setattr(compiled, "WORTH_A_CHILD", 0)
     with pytest.raises(ModelError, match="TVM cannot compile it for llvm -no-such=1"):
-        build_libraries(text_model("tanh(%x)"), {"llvm -no-such=1": {}, TARGET: {}})
+        build_all(["llvm -no-such=1", TARGET])

@@ -1,8 +1,9 @@
 """A model compiled for every target of its devices, whatever the IR: the base of the CompiledModel of TVM backends.
 
 One library for each target stands under one operator graph (`alignment.py`), and a stage is a slice of a library
-(`slice_plan.py`). An IR derives its own model from TvmModel, as `relay/compiled.py` does, and adds how a library is
-read and how a slice runs. No IR and no TVM is imported here.
+(`slice_plan.py`). An IR derives its own model from TvmModel, as `relay/compiled.py` does, and adds how a model is
+imported and compiled, how a library is read, and how a slice runs. `installed_ir.installed_model` returns the one of
+the installed TVM. No IR and no TVM is imported here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
@@ -21,14 +23,16 @@ from tvm_pipeline.backends.contract import (
     CompiledModel,
     Order,
     Refused,
+    Rewriting,
     Seconds,
     StageArena,
     StageRunner,
 )
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlanError, PlatformError, RunError
+from tvm_pipeline.errors import BundleError, OptionError, PlanError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
@@ -73,8 +77,8 @@ M = TypeVar("M", bound="TvmModel[Any]")
 class TvmModel(CompiledModel, Generic[L]):
     """One library for each target, under one operator graph.
 
-    A model of an IR names it (`ir`) and gives `read_library`, `runnable_plan` and `time_stage`. It may override
-    `prepare`, which does nothing here: CPU cores need none of it.
+    A model of an IR names it (`ir`) and gives `check`, `build`, `read_library`, `runnable_plan` and `time_stage`. It
+    may override `prepare`, which does nothing here: CPU cores need none of it.
 
     Args:
         name: the name of the model.
@@ -100,6 +104,64 @@ class TvmModel(CompiledModel, Generic[L]):
         self.graph, alignments = align(name, first.inputs, kernels, heads, first.outputs)
         self._alignments = dict(zip(self.libraries, alignments, strict=True))
         self._bind = bind
+
+    @staticmethod
+    @abstractmethod
+    def check(model: Model) -> None:
+        """Raise ModelError where the IR cannot import the model."""
+
+    @staticmethod
+    @abstractmethod
+    def build(
+        model: Model, targets: Sequence[str], host: str, elsewhere: Mapping[str, str], *, tuned: bool, processor: str
+    ) -> list[L]:
+        """Compile the model once for each distinct target, in the sequence given, or take it from the cache.
+
+        The arguments are those of `compile`, also for what is raised.
+        """
+
+    @classmethod
+    def compile(
+        cls: type[M],
+        model: Model,
+        targets: Sequence[str],
+        bind: Bind,
+        order: Order = "listed",
+        host: str = "",
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
+        *,
+        tuned: bool = True,
+        processor: str = "",
+    ) -> M:
+        """Compile a model.
+
+        Args:
+            targets: of the devices; equal ones share a library.
+            host: the target of the code that launches the kernels of devices with memory of their own.
+            elsewhere: see the class.
+            tuned: False leaves out what tuning has found.
+            processor: the one that it was found on; this machine's without it.
+
+        Raises:
+            ModelError: the IR cannot import or compile the model.
+            PlatformError: TVM does not know a target, or cannot use such devices here.
+        """
+        libraries = cls.build(model, targets, host, elsewhere, tuned=tuned, processor=processor)
+        compiled = cls(model.name, libraries, bind, order)
+        compiled.elsewhere = elsewhere
+        if len(libraries) == 1:
+            for target in targets:
+                compiled.prepare(target)
+        return compiled
+
+    @staticmethod
+    def rewriting(model: Model) -> Rewriting:
+        """Return what does concatenations in parts; raise OptionError, as here, where the IR has nothing for it."""
+        raise OptionError(
+            f"`memory_rewrite` needs {RELEASES['relay'].title}, and the TVM that is installed has Relax; compile "
+            "without it, or run `pip install 'tvm-pipeline[relay]'` in another environment",
+            option="memory_rewrite",
+        )
 
     @staticmethod
     @abstractmethod

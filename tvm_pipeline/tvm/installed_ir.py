@@ -11,9 +11,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tvm_pipeline.errors import OptionError
+if TYPE_CHECKING:
+    from tvm_pipeline.tvm.compiled_model import TvmModel
 
 Ir = Literal["relay", "relax"]
 
@@ -26,6 +28,8 @@ class _Release(NamedTuple):
         distribution: what the extra installs.
         versions: matches the start of those that fit.
         told_by: file of the package that states the version.
+        gpus: kinds of GPUs that it compiles for.
+        compiled: the class of its compiled models, see `installed_model`.
     """
 
     name: str
@@ -33,6 +37,8 @@ class _Release(NamedTuple):
     distribution: str
     versions: str
     told_by: str
+    gpus: tuple[str, ...]
+    compiled: str
 
     @property
     def title(self) -> str:
@@ -40,8 +46,24 @@ class _Release(NamedTuple):
 
 
 RELEASES: dict[str, _Release] = {
-    "relay": _Release("Relay", "TVM 0.19", "xtc-tvm-python-bindings", r"0\.19(?!\d)", "_ffi/libinfo.py"),
-    "relax": _Release("Relax", "TVM 0.27", "apache-tvm", r"0\.27\.0(?!\d)", "_version.py"),
+    "relay": _Release(
+        "Relay",
+        "TVM 0.19",
+        "xtc-tvm-python-bindings",
+        r"0\.19(?!\d)",
+        "_ffi/libinfo.py",
+        ("cuda", "opencl"),
+        "tvm_pipeline.tvm.relay.compiled:RelayModel",
+    ),
+    "relax": _Release(
+        "Relax",
+        "TVM 0.27",
+        "apache-tvm",
+        r"0\.27\.0(?!\d)",
+        "_version.py",
+        ("cuda",),
+        "tvm_pipeline.tvm.relax.compiled:RelaxModel",
+    ),
 }
 _RELAY, _RELAX = RELEASES.values()
 _INSTALL = {ir: f"pip install 'tvm-pipeline[{ir}]'" for ir in RELEASES}
@@ -70,6 +92,12 @@ def installed_ir() -> Ir:
             f"`{_INSTALL[ir]}`, which installs the version that fits"
         )
     return ir
+
+
+def installed_model() -> type[TvmModel[Any]]:
+    """Return the models of the IR that is installed; TVM is imported. Raise ImportError as `installed_ir` does."""
+    found: type[TvmModel[Any]] = resolve_name(RELEASES[installed_ir()].compiled)
+    return found
 
 
 def described_version() -> str:
@@ -105,16 +133,6 @@ def demand(ir: Ir) -> None:
         raise ImportError(
             f"TVM with {wanted.name} is not installed, and {RELEASES[found].title} is: the two cannot share an "
             f"environment, so run `{_INSTALL[ir]}` in another one"
-        )
-
-
-def require_relay(option: str) -> None:
-    """Raise OptionError where an option that Relay alone has is asked for, and Relax is installed."""
-    if installed_ir() == "relax":
-        raise OptionError(
-            f"`{option}` needs {_RELAY.title}, and the TVM that is installed has Relax; compile without it, or run "
-            f"`{_INSTALL['relay']}` in another environment",
-            option=option,
         )
 
 

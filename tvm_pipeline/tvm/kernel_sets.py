@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.tvm.installed_ir import installed_ir
 
 if TYPE_CHECKING:
     from tvm_pipeline.backends.contract import Guide, TuningReport
@@ -146,13 +147,19 @@ class RelaxKernels(_Kernels):
 
 
 def relay_kernels() -> RelayKernels:
-    """Return the kernels that are installed for Relay, else TVM's own.
-
-    Raises:
-        PlatformError: two packages bring some.
-    """
+    """Return the kernels that are installed for Relay, else TVM's own; raise PlatformError where there are several."""
     kernels: RelayKernels = _installed("relay") or _OWN_OF_RELAY
     return kernels
+
+
+def tuner(device: Device) -> RelayKernels:
+    """Return the kernels of Relay, for which tuning searches; raise PlatformError where Relax is installed."""
+    if installed_ir() != "relay":
+        raise PlatformError(
+            f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
+            "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
+        )
+    return relay_kernels()
 
 
 def relax_kernels() -> RelaxKernels:

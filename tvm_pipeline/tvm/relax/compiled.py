@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -18,12 +17,13 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
-from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory
+from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, kind_of
 from tvm_pipeline.tvm.devices.transfer_times import time_transfers
 from tvm_pipeline.tvm.relax.build import Library, build_library, load_library
 from tvm_pipeline.tvm.relax.call_loop import Slice
 from tvm_pipeline.tvm.relax.cuda_kernels import ready_to_run
 from tvm_pipeline.tvm.relax.cuda_loop import CudaSlice, weights_on
+from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.slice_plan import SlicePlan
 from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
@@ -36,6 +36,20 @@ class RelaxModel(TvmModel[Library]):
     def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
         super().__init__(name, libraries, bind, order)
         self._weights: dict[str, DeviceParams] = {}  # by the target of the device, with its index
+
+    @staticmethod
+    def check(model: Model) -> None:
+        import_model(model)
+
+    @staticmethod
+    def build(
+        model: Model, targets: Sequence[str], host: str, elsewhere: Mapping[str, str], *, tuned: bool, processor: str
+    ) -> list[Library]:
+        """Compile for each target, see `TvmModel.build`; nothing is tuned."""
+        distinct = dict.fromkeys(map(compiler_target, targets))
+        if any(kind_of(one) == "cuda" and one not in elsewhere for one in distinct):
+            ready_to_run()
+        return [build_library(model, one, host, elsewhere=one in elsewhere) for one in distinct]
 
     @staticmethod
     def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
@@ -85,25 +99,3 @@ class RelaxModel(TvmModel[Library]):
     def close(self) -> None:
         """Release the weights on devices; the libraries are freed with the last stage that uses them."""
         self._weights.clear()
-
-    @classmethod
-    def compile(
-        cls,
-        model: Model,
-        targets: Sequence[str],
-        bind: Bind,
-        order: Order = "listed",
-        host: str = "",
-        elsewhere: Mapping[str, str] = MappingProxyType({}),
-    ) -> RelaxModel:
-        """Compile once for each distinct target, in the sequence given; errors are those of `build_library`.
-
-        Args:
-            host: the target of the code that launches the kernels of GPUs.
-            elsewhere: see `TvmModel`.
-        """
-        wanted = dict.fromkeys(map(compiler_target, targets))
-        libraries = [build_library(model, one, host, elsewhere=one in elsewhere) for one in wanted]
-        compiled = cls(model.name, libraries, bind, order)
-        compiled.elsewhere = elsewhere
-        return compiled

@@ -35,7 +35,6 @@ library.py             what one compilation gives, in memory and as files
 build.py               a module becomes a Library for one target, kept in a cache
 overwriting_record.py  what the results of a library's kernels may overwrite, kept with it
 saved_params.py        the parameters of a library, mapped from a file
-several_targets.py     the libraries of one model for several targets, compiled at the same time
 slicing.py             a planned slice of a library becomes graph JSON
 executor.py            a slice that runs on CPU cores
 stack_placement.py     the depth of the stack at which kernels are called

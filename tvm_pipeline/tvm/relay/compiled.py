@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tvm
 
-from tvm_pipeline.backends.contract import Order, Seconds, TunedKernels
+from tvm_pipeline.backends.contract import Order, Rewriting, Seconds, TunedKernels
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
@@ -32,13 +32,18 @@ from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.devices.transfer_times import time_transfers
 from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
+from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.child_process import stoppable_pool
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
+from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import Library, load_library
-from tvm_pipeline.tvm.relay.several_targets import build_libraries
+from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, as_graph
 from tvm_pipeline.tvm.slice_plan import SlicePlan
 from tvm_pipeline.tvm.tvm_errors import reason
+
+WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a child to start
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +57,38 @@ class RelayModel(TvmModel[Library]):
         super().__init__(name, libraries, bind, order)
         self._on_device: dict[str, DeviceParams] = {}  # by the target of the device, with its index
         self._with_programs: set[str] = set()
+
+    @staticmethod
+    def check(model: Model) -> None:
+        import_model(model)
+
+    @staticmethod
+    def rewriting(model: Model) -> Rewriting:
+        return RelayRewriting(model)
+
+    @staticmethod
+    def build(
+        model: Model, targets: Sequence[str], host: str, elsewhere: Mapping[str, str], *, tuned: bool, processor: str
+    ) -> list[Library]:
+        """Compile for each target; see `TvmModel.build`.
+
+        A large model is compiled for as many targets at once as this process has cores, each in a child. A small one is
+        compiled before a child has started.
+        """
+        first = {compiler_target(target): target for target in reversed(targets)}
+        kernels, distinct = relay_kernels(), dict.fromkeys(map(compiler_target, targets))
+        choices: dict[str, Choices] = {
+            one: kernels.recorded(first[one], winograd=model.winograd, measured_on=processor) if tuned else {}
+            for one in distinct
+        }
+        if len(choices) == 1 or len(model.content) + len(model.params) < WORTH_A_CHILD:
+            return [build_library(model, one, host, choices[one], elsewhere=one in elsewhere) for one in choices]
+        with stoppable_pool(min(len(choices), len(os.sched_getaffinity(0)))) as submit:
+            made = [
+                submit(build_library, model, one, host, choices[one], apart=True, elsewhere=one in elsewhere)
+                for one in choices
+            ]
+            return [future.result() for future in made]
 
     @staticmethod
     def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
@@ -168,43 +205,6 @@ class RelayModel(TvmModel[Library]):
     def close(self) -> None:
         """Release the parameters on devices; the libraries are freed with the last stage that uses them."""
         self._on_device.clear()
-
-    @classmethod
-    def compile(
-        cls,
-        model: Model,
-        targets: Sequence[str],
-        bind: Bind,
-        order: Order = "listed",
-        host: str = "",
-        choices: Choices | None = None,
-        elsewhere: Mapping[str, str] = MappingProxyType({}),
-        processor: str = "",
-    ) -> RelayModel:
-        """Compile once for each distinct target, in the sequence given.
-
-        Args:
-            host: the target of the code that launches the kernels of devices with memory of their own.
-            choices: of tuning; None takes those that are recorded for each target.
-            elsewhere: see `TvmModel`.
-            processor: the one that the choices were recorded on; this machine's without it.
-        """
-        first = {compiler_target(target): target for target in reversed(targets)}
-        wanted = {
-            target: (
-                relay_kernels().recorded(first[target], winograd=model.winograd, measured_on=processor)
-                if choices is None
-                else choices
-            )
-            for target in dict.fromkeys(map(compiler_target, targets))
-        }
-        libraries = build_libraries(model, wanted, host, elsewhere)
-        compiled = cls(model.name, libraries, bind, order)
-        compiled.elsewhere = elsewhere
-        if len(libraries) == 1:
-            for target in targets:
-                compiled.prepare(target)
-        return compiled
 
 
 def pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]:
