@@ -6,7 +6,7 @@
 
 `fresh`: each run profiles the model and the host work, plans, verifies, runs the whole video, and runs the loop that
 one would write first on the same video, once before and once after it. The speed of a shared machine moves by itself:
-the speed before and after the run is measured (`profiling.speed`), and the error is also given for that speed.
+the speed before and after the run is measured (`tests/support/speed.py`), and the error is also given for that speed.
 
 `live`: the video as a source of 30 frames a second, whose frames are dropped where they wait for more than a second.
 """
@@ -37,12 +37,12 @@ from centerface import decode
 from naive import naive_fps
 
 from tests.support.onnx_models import write_picture_net
+from tests.support.speed import machine_speed
 from tvm_pipeline import Pipeline, Problem, detect_platform, load, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.plan import Decision, describe
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.cost.frame_time import frame_time
-from tvm_pipeline.profiling.speed import machine_speed
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline_video import (
     Application,

@@ -13,11 +13,11 @@ from gpu_devices import CONSOLE, CORES, Gpu, model_of, one_kernel, operators, sh
 from networks import MODELS, load
 from prediction import row
 
+from tests.support.speed import machine_speed
 from tvm_pipeline import Pipeline, Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.backends.ports import aligned_empty, noise
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.profiling.speed import machine_speed
 from tvm_pipeline.runtime.comparison import Measured, compare
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import Mirror, mirrors_on

@@ -11,13 +11,13 @@ import pytest
 from tests.profiling.machine import Clock, Machine, by_operator, chain_machine
 from tests.support.fake_backend import FakeBackend, FakeRunner, fake_platform
 from tests.support.log_lines import log_lines
+from tests.support.speed import machine_speed
 from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, plan, profile_model
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device, Transfer
 from tvm_pipeline.errors import InfeasibleError, ProfileError
 from tvm_pipeline.profiling.operators import BUSY_SPREAD
 from tvm_pipeline.profiling.rounds import ROUNDS
-from tvm_pipeline.profiling.speed import machine_speed
 
 MS = 1e-3
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.support.speed import machine_speed
 from tvm_pipeline import profile_model
-from tvm_pipeline.profiling.speed import machine_speed
 from tvm_pipeline.testing import example_backend, example_model, example_problem
 
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated
@@ -55,7 +54,6 @@ def measured_model(
     prior: DeviceModel,
     count: int = STAGES,
     timer: Callable[[CompiledModel], SegmentTimer] = stage_timer,
-    root: Path = Path("/"),
 ) -> Measuring:
     """Measure so many stages of the models on a device, and refit the prior to them.
 
@@ -64,7 +62,6 @@ def measured_model(
     Args:
         models: compiled for the device.
         timer: what times stages of a compiled model.
-        root: the folder with the files of the system that tell whether the machine is throttled.
 
     Raises:
         ProfileError: the device failed, its times vary, or what was measured cannot be fitted; see `calibrated`. It
@@ -73,7 +70,7 @@ def measured_model(
     """
     timers = {compiled.graph.fingerprint: timer(compiled) for compiled in models}
     pool = _computable(device, models)
-    throttling = ThrottleWatch(root)
+    throttling = ThrottleWatch()
     times: list[StageTime] = []
     refused: list[str] = []
     varying: list[str] = []

@@ -58,9 +58,6 @@ ValuesOption = Annotated[
         "--input-values", help='Inputs of an .onnx file that become constants: "sr=16000", arrays as "scale=[1,2]".'
     ),
 ]
-ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", help="Measured before with `profile`; without it, measured now.")
-]
 ProfilesOption = Annotated[
     list[Path] | None,
     typer.Option(

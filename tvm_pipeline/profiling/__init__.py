@@ -14,7 +14,6 @@ joules.py        joules of operators on each device, and the power of the idle m
 calls.py         seconds of any work on a device's cores
 links.py         seconds to read a tensor that another device wrote
 stage_timer.py   seconds of one stage, compiled and measured as a whole
-speed.py         the speed of the machine beside a run, against that at the time of its profile
 merging.py       the profile of several models that are planned as one graph
 layer_times.py   seconds that nobody measured, predicted from shapes
 settling.py      waits until clocks have settled, after a switch of the power mode

@@ -297,10 +297,10 @@ def _drift(device: Device, before: Power, after: Power) -> list[str]:
     ]
 
 
-def _own_share(seconds: float = 0.1) -> float:
-    """Return how much of a core this process takes while it waits for so long."""
+def _own_share() -> float:
+    """Return how much of a core this process takes while it waits for a tenth of a second."""
     began_s, cpu_s = time.perf_counter(), time.process_time()
-    time.sleep(seconds)
+    time.sleep(0.1)
     return (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
 
 

@@ -11,11 +11,12 @@ It knows nothing of what carries messages, and has no clock and no threads of it
 which `sync` may release while it waits for the disk.
 
 Hosts are the truth of what runs. A coordinator that begins with a plan, or gets its first one, gives no camera to any
-host before it has heard all hosts of the plan or `learn_s` have passed; until then it leaves to each what it runs. So
-its own restart moves nothing. A host without a beat for `late_s` is lost, and its cameras go to others. When it comes
-back, lines that it has made meanwhile are taken until the first line of another host. It keeps the cameras that it
-still runs and no other host could take. The others do not move back, but by the next `follow`; only when a host of the
-plan is heard for the first time since `follow`, those that are planned for it move there.
+host before it has heard all hosts of the plan or LEARN_S have passed, or `late_s` if that is longer; until then it
+leaves to each what it runs. So its own restart moves nothing. A host without a beat for `late_s` is lost, and its
+cameras go to others. When it comes back, lines that it has made meanwhile are taken until the first line of another
+host. It keeps the cameras that it still runs and no other host could take. The others do not move back, but by the next
+`follow`; only when a host of the plan is heard for the first time since `follow`, those that are planned for it move
+there.
 
 Files: assignment.py, which camera is where; collector.py, the lines.
 """
@@ -70,13 +71,10 @@ class Coordinator:
         clock: seconds that never fall.
         memory: the file of what must outlive it; None for none, as in tests.
         collector: takes the lines; `follow` tells it into which file.
-        learn_s: how long it waits for hosts that it has not heard; by default 5 s, or `late_s` if that is longer.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], memory: Path | None, collector: Collector, learn_s: float | None = None
-    ) -> None:
-        self._clock, self._collector, self._learn_s = clock, collector, learn_s
+    def __init__(self, clock: Callable[[], float], memory: Path | None, collector: Collector) -> None:
+        self._clock, self._collector = clock, collector
         self._memory = CoordinatorMemory(memory)
         self._assignment = Assignment(self._memory.number)
         self._hosts: dict[str, Member] = {}
@@ -224,8 +222,7 @@ class Coordinator:
     def _learn(self) -> None:
         assert self.plan is not None
         self._awaited |= self._planned
-        learn_s = max(self.plan.late_s, LEARN_S) if self._learn_s is None else self._learn_s
-        self._learning_until_s = self._clock() + learn_s
+        self._learning_until_s = self._clock() + max(self.plan.late_s, LEARN_S)
 
     def _end_learning_if_all_are_heard(self) -> None:
         if self._awaited <= {name for name, host in self._hosts.items() if host.report}:

@@ -23,13 +23,12 @@ class HostFigures:
 
     Args:
         folder: of the services.
-        root: the folder that has `proc` and `sys`.
     """
 
-    def __init__(self, folder: Path, root: Path = Path("/")) -> None:
+    def __init__(self, folder: Path) -> None:
         self.disk_free_bytes = 0
-        self._folder, self._root = folder, root
-        self._throttling = ThrottleWatch(root)
+        self._folder = folder
+        self._throttling = ThrottleWatch()
         self._read_s = -PERIOD_S
         self._before: dict[int, tuple[float, float, int]] = {}  # pid -> when, seconds of work, frames
         self._figures: dict[str, Any] = {}
@@ -71,7 +70,7 @@ class HostFigures:
         return figures
 
     def _memory(self) -> dict[str, int]:
-        lines = (line.split() for line in file_text(self._root / "proc/meminfo").splitlines())
+        lines = (line.split() for line in file_text(Path("/proc/meminfo")).splitlines())
         read = {words[0]: int(words[1]) << 10 for words in lines if len(words) == 3}
         names = {"memory_bytes": "MemTotal:", "memory_free_bytes": "MemAvailable:"}
         return {name: read[key] for name, key in names.items() if key in read}

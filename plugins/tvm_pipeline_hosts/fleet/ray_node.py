@@ -33,7 +33,6 @@ from tvm_pipeline import PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess
 
-PORT_BASE = 19100
 PORTS = 30
 STORE_BYTES = 80 << 20  # Ray's least is 75 MB; results and bundles are small messages
 UP_S = 60.0  # for which a start may take on a busy machine
