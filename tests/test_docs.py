@@ -1,4 +1,4 @@
-"""The pages of docs/: every benchmark has its figures there, what they name exists, and their programs run."""
+"""The pages of docs/: what they name exists, and their programs run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,6 @@ from tvm_pipeline_onnxruntime.onnxruntime import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ROOT / "docs/engines.md"
-# They make models, graphs or loads, or run in another environment, for other benchmarks; the last is given a network.
-TOOLS = {
-    *("int8_models.py", "loads.py", "export_networks.py", "export_swiftnet.py", "relax_worker.py", "relax_gpu.py"),
-    "gpu_acceptance.py",  # of a machine with a GPU; the steps that it runs have figures
-    "emulated_board.py",  # of root, a mirror of Debian and a quarter of an hour
-}
-
-
-def test_every_benchmark_has_a_figure() -> None:
-    benchmarks = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    pages = [ROOT / "docs/figures.md", *(ROOT / "docs/papers").glob("*.md")]
-    quoted = {name for page in pages for name in re.findall(r"python benchmarks/(\w+\.py)", page.read_text())}
-    assert benchmarks - TOOLS <= quoted <= benchmarks
 
 
 def test_files_that_pages_name_exist() -> None:

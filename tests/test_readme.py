@@ -13,7 +13,7 @@ import tvm_pipeline
 from tests import test_examples
 from tests.support.command import run_command
 from tests.support.parts import needs
-from tests.test_docs import TOOLS
+from tests.test_figures import TOOLS
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / ".ci/run").exists():
