@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from tests.support.parts import needs
@@ -13,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.frontends import load
 from tvm_pipeline.frontends.onnx_graph import OnnxGraph, with_fixed_inputs
 
 
@@ -49,3 +52,14 @@ def test_the_types_are_those_that_onnx_infers_with_all_weights() -> None:
     assert (found["z"], found["same"]) == ((2, 2, 8, 4), (64, 32))
     assert [tensor.name for tensor in graph.inputs] == ["x"]
     assert sum(operator.param_bytes for operator in graph.operators) >= 64 * 32 * 4
+
+
+def test_given_input_shapes_replace_all_shapes_of_the_file(tmp_path: Path) -> None:
+    """The file has pictures of 32 x 32 in a batch of ten, also for its inner tensor and its output."""
+    names = "x", "inner", "y"
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (10, 3, 32, 32)) for name in names]
+    nodes = [helper.make_node("Relu", [names[index]], [names[index + 1]]) for index in range(2)]
+    graph = helper.make_graph(nodes, "net", values[:1], values[2:], value_info=values[1:2])
+    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
+    found = OnnxGraph(load(tmp_path / "net.onnx", {"x": (1, 3, 64, 96)})).graph
+    assert {tensor.shape for tensor in found.tensors.values()} == {(1, 3, 64, 96)}

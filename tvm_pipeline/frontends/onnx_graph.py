@@ -201,6 +201,10 @@ def with_fixed_inputs(model: Model) -> Any:
             value.CopyFrom(_value(fixed[value.name]))
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
+    if model.shaped:  # the file's other shapes follow from the inputs that it has
+        del proto.graph.value_info[:]
+        for value in proto.graph.output:
+            value.type.tensor_type.ClearField("shape")
     proto.ir_version = max(proto.ir_version, 4)
     return proto
 
