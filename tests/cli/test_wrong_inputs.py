@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support.parts import needs
+from tests.support.tiny_yolo import write_tiny_yolo
 
 needs("tvm_pipeline_video")
 
@@ -66,6 +67,21 @@ def test_an_input_that_is_no_picture_is_refused_before_it_is_compiled(cli, tmp_p
     node = helper.make_node("Relu", ["x"], ["y"])
     onnx.save(helper.make_model(helper.make_graph([node], "net", [vector], [outputs])), tmp_path / "sound.onnx")
     assert "to run it on arrays, give --inputs" in cli("run", tmp_path / "sound.onnx", "--source", "synthetic").err
+
+
+@pytest.mark.parametrize("command", ["run", "compile"])
+def test_labels_of_another_number_are_refused_before_the_model_is_compiled(command, cli, tmp_path, monkeypatch):
+    from tvm_pipeline.cli import compile as command_module
+    from tvm_pipeline_video.service import model_bundle
+
+    for module in (command_module, model_bundle):
+        monkeypatch.delattr(module, "compile_source")
+    net, labels = write_tiny_yolo(tmp_path / "net.onnx"), tmp_path / "labels.txt"
+    labels.write_text("cat\ndog\nbird\n")
+    output = ("-o", tmp_path / "x.tar") if command == "compile" else ()
+    told = cli(command, net, "--labels", labels, "--source", "synthetic:64x64@30:9", *output)
+    assert told.code == 2, told.err
+    assert "--labels: there are 3, and the model has 2 classes" in told.err
 
 
 def test_a_number_is_a_camera_unless_a_file_has_this_name(tmp_path, monkeypatch):

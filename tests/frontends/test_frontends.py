@@ -17,7 +17,7 @@ from tests.support.parts import needs
 from tvm_pipeline import frontends
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import GraphError, ModelError, OptionError
-from tvm_pipeline.frontends import TESTING_NETWORKS, is_relay, load, parse_shapes
+from tvm_pipeline.frontends import TESTING_NETWORKS, interface_of, is_relay, load, parse_shapes
 
 # ---------------------------------------------------------------------------------------------- --input-shapes
 
@@ -417,6 +417,21 @@ def test_tflite_fixes_its_inputs_itself(tmp_path: Path) -> None:
     # An open batch is run as the file's own shape says, unless another one is given: test_tflite_resizing.py.
     batch = tflite_file(tmp_path, tflite_net(signature=(-1, 4)))
     assert load(batch).inputs == (Tensor("x", (1, 4), "int8"),)
+
+
+def test_a_file_tells_its_outputs_before_it_is_compiled() -> None:
+    """TFLite's interpreter has the shapes that it computes."""
+    needs("ai_edge_litert")
+    from ai_edge_litert.interpreter import Interpreter
+
+    path = Path(__file__).parents[2] / "examples/street/detector.tflite"
+    told = interface_of(load(path))
+    computed = Interpreter(str(path)).get_output_details()
+    assert told
+    assert [told.tensors[name] for name in told.outputs] == [
+        Tensor(one["name"], tuple(one["shape"].tolist()), np.dtype(one["dtype"]).name) for one in computed
+    ]
+    assert interface_of(load("mlp")) is None
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ MOST_LINES = {
     "tvm_pipeline/cli": 3100,
     "tvm_pipeline/core": 3200,
     "tvm_pipeline/cost": 2050,
-    "tvm_pipeline/frontends": 2550,
+    "tvm_pipeline/frontends": 2590,
     "tvm_pipeline/memory": 2800,
     "tvm_pipeline/planning": 12_050,
     "tvm_pipeline/power": 800,

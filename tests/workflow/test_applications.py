@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tvm_pipeline import Bundle, Profile, open_bundle
+from tvm_pipeline import Bundle, OperatorGraph, Profile, open_bundle
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.workflow import applications
@@ -35,7 +35,7 @@ class Plugin:
     def __init__(self) -> None:
         self.sources: list[str] = []
 
-    def read(self, made: Compiled, options: Mapping[str, Any]) -> Nowhere:
+    def read(self, graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str, Any]) -> Nowhere:
         if options["decoder"]:
             raise OptionError(f"`decoder` {options['decoder']}: there is nothing to decode", option="decoder")
         return Nowhere(options["source"])

@@ -47,6 +47,7 @@ from tvm_pipeline.core.problem import Problem, check_limits, checked_objective
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.frontends import interface_of, load
 from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.report import TextTable, candidates_table
@@ -167,6 +168,11 @@ def command(
     known = applications("source" if source else "preprocessing") if settings or source else None
     with spinner(), opened_machine(remote) as machine, ExitStack() as stack:
         order: Order | None = "memory" if memory_order else None
+        around_it = {**around_it, "preprocessing": settings, "source": source}
+        if known:
+            loaded = load(model, shapes_of(input_shapes), values_of(input_values))
+            if interface := interface_of(loaded):  # mistakes are told now, and not after minutes of compiling
+                known.read(interface, loaded.metadata, around_it)
         made = compile_source(
             model,
             shapes_of(input_shapes),
@@ -182,7 +188,7 @@ def command(
             machine=machine,
         )
         memory_order = made.compiled.order == "memory"
-        reading = known.read(made, {**around_it, "preprocessing": settings, "source": source}) if known else None
+        reading = known.read(made.compiled.graph, made.metadata, around_it) if known else None
         prepared = reading.preprocessing if reading and settings else None
         compared = _compared(machine, made, model, input_shapes, input_values, states, winograd)
         measured = measured_profile(made, profile[0] if profile else None, machine=machine)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import GraphError, ModelError, OptionError, nearest
 from tvm_pipeline.files import read_bytes
@@ -133,6 +133,22 @@ def load(source: str | Path, input_shapes: Shapes | None = None, input_values: V
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
             return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
     raise ModelError(f"{path}: unknown kind of model; it must be one of {', '.join(KINDS)} (the last three: Relay)")
+
+
+def interface_of(model: Model) -> OperatorGraph | None:
+    """Return a model's inputs and outputs before it is compiled, as a graph; None where its file does not tell them."""
+    try:
+        if model.format == "onnx":
+            from tvm_pipeline.frontends.onnx_graph import OnnxGraph
+
+            return OnnxGraph(model).graph
+        outputs = tflite.outputs_of(model.content) if model.format == "tflite" else ()
+        if not outputs:
+            return None
+        whole = Operator("model", "model", tuple(tensor.name for tensor in model.inputs), outputs)
+        return OperatorGraph(model.name, model.inputs, (whole,), tuple(tensor.name for tensor in outputs))
+    except (GraphError, ModelError):  # what compiles it says more
+        return None
 
 
 def parse_values(text: str) -> dict[str, Any]:

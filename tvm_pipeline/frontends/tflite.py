@@ -68,6 +68,19 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
     return Model(name, "tflite", content, tensors, outputs=outputs, metadata=metadata)
 
 
+def outputs_of(content: bytes) -> tuple[Tensor, ...]:
+    """Return the outputs of a file that `load` has read; empty where it does not tell all their shapes."""
+    import tflite
+
+    graph = tflite.Model.GetRootAsModel(content, 0).Subgraphs(0)
+    listed = [graph.Tensors(graph.Outputs(position)) for position in range(graph.OutputsLength())]
+    names = {value: _DTYPES.get(key, "") for key, value in vars(tflite.TensorType).items()}
+    shapes = [tuple(map(int, tensor.ShapeAsNumpy())) if tensor.ShapeLength() else () for tensor in listed]
+    if not all(shape and min(shape) > 0 and names[tensor.Type()] for tensor, shape in zip(listed, shapes, strict=True)):
+        return ()
+    return tuple(Tensor(t.Name().decode(), shape, names[t.Type()]) for t, shape in zip(listed, shapes, strict=True))
+
+
 def _fits(shape: tuple[int, ...], fixed: tuple[int, ...]) -> bool:
     return len(shape) == len(fixed) and all(wanted in (-1, extent) for extent, wanted in zip(shape, fixed, strict=True))
 

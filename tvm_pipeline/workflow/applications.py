@@ -63,7 +63,7 @@ class Application(Protocol):
 class Applications(Protocol):
     """What the module of an entry point offers."""
 
-    def read(self, made: Compiled, options: Mapping[str, Any]) -> Application:
+    def read(self, graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str, Any]) -> Application:
         """Return the application of a model. The options are those of `compile`, from `preprocessing` to `video`.
 
         Raises OptionError where an option is wrong.

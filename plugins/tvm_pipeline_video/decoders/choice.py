@@ -285,7 +285,7 @@ def _options(form: Form, request: Request, labels: tuple[str, ...]) -> tuple[Opt
     own = given or form.labels or labels
     if given and form.classes > 1 and len(given) != form.classes:
         raise OptionError(
-            f"`labels`: they are {len(given)}, and the outputs have {form.classes} classes ({form})",
+            f"`labels`: there are {len(given)}, and the model has {form.classes} classes ({form})",
             option="labels",
         )
     if not own and form.classes == len(COCO):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvm_pipeline import Bundle, Profile
+from tvm_pipeline import Bundle, OperatorGraph, Profile
 from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.runtime.comparison import Run
@@ -57,10 +57,10 @@ class _Read:
         return MeasuredApplication(rehearsal.graph, profile, rehearsal.runner(compiled, platform), asdict(known))
 
 
-def read(made: Compiled, options: Mapping[str, Any]) -> _Read:
+def read(graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str, Any]) -> _Read:
     """Return the application of a model; raise what `interpret` raises, and OptionError where labels cannot be read."""
     request = decoder_request(options["decoder"], options["labels"], options["threshold"], options["classes"])
-    found = interpret(made.compiled.graph, made.metadata, request, options["preprocessing"])
+    found = interpret(graph, metadata, request, options["preprocessing"])
     return _Read(options["source"] or "", options["video"] or "", request, found)
 
 

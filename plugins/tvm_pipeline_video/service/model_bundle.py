@@ -21,14 +21,14 @@ import msgspec
 from tvm_pipeline import Bundle, Decision, Problem, __version__, load, write_bundle
 from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlatformError
 from tvm_pipeline.files import cache_folder, read_bytes
-from tvm_pipeline.frontends import EXPORTS, Shapes, parse_shapes
+from tvm_pipeline.frontends import EXPORTS, Shapes, interface_of, parse_shapes
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.workflow.doubts import elsewhere_warnings
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.video_extra import check_name, host_devices, open_source, picture_input
+from tvm_pipeline_video.service.video_extra import check_name, host_devices, interpret, open_source, picture_input
 
 MODEL_FILES = (".onnx", ".tflite", ".relay")
 MOST_KEPT = 8  # bundles in the cache, each as large as its model
@@ -47,7 +47,7 @@ def settings_beside(path: Path) -> Path | None:
 
 @contextmanager
 def opened_model(
-    path: Path, settings: Settings, listener: Listener, *, of_pictures: bool = True
+    path: Path, settings: Settings, listener: Listener, index: int = 0, *, of_pictures: bool = True
 ) -> Iterator[tuple[Path, Bundle]]:
     """Open a bundle, or that of a model file, which is compiled if that was not done before, or if `fresh` is set.
 
@@ -55,14 +55,15 @@ def opened_model(
     kept of it.
 
     Args:
-        settings: of them `input_shapes`, `platform`, `device` and `fresh` count, and `source` and `wait`, which say
-            whether there is work around the model.
+        settings: of them `input_shapes`, `platform`, `device` and `fresh` count, what is to be read of the model, and
+            `source` and `wait`, which say whether there is work around the model.
+        index: of the model among those of the settings.
         of_pictures: the model's input must be a picture.
 
     Raises:
         ModelError: the file cannot be compiled.
         OptionError: the model's input is no picture; shapes or devices are given for a bundle, which has its own; or,
-            before it is compiled, there is no such decoder.
+            before it is compiled, its decoder, labels or preprocessing do not fit it.
         VideoError: before it is compiled, a source cannot be opened.
         BundleError: the bundle cannot be opened.
     """
@@ -99,6 +100,9 @@ def opened_model(
                 found = None
         if found is None:
             _check_what_runs(settings)
+            if of_pictures and settings.bundle and (graph := interface_of(model)):
+                beside = settings_beside(path)
+                interpret(graph, model.metadata, settings.request(index), settings.preprocessing or beside)
             _compile(path, shapes, settings, kept, listener)
             found = stack.enter_context(opened_bundle(kept))
         else:

@@ -271,8 +271,7 @@ def opened_models(
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
-            opening = opened_model(given, settings, listener)
-            path, bundle = stack.enter_context(opening)
+            path, bundle = stack.enter_context(opened_model(given, settings, listener, index))
             if settings.isolate is not False:  # plans are compared before they run, and a device may fail then
                 making_s = making_limit_s(bundle.compiled.graph, settings.watchdog)
                 apart = isolated(

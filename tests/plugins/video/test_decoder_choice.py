@@ -104,7 +104,7 @@ def test_the_number_of_labels_tells_yolox_from_yolov8() -> None:
         ),
         ({"out": (1, 10)}, Request(threshold=0.5), "`threshold` goes with a decoder: none, since the shapes of out"),
         ({"out": (1, 10)}, Request("classification", threshold=7), "`threshold` 7: it must be above 0 and below 1"),
-        ({"out": (1, 84, CELLS)}, Request(labels=("cat",)), "`labels`: they are 1, and the outputs have 80 classes"),
+        ({"out": (1, 84, CELLS)}, Request(labels=("cat",)), "`labels`: there are 1, and the model has 80 classes"),
         ({"out": (1, 84, CELLS)}, Request(classes=("persn",)), "`classes` persn: .* such as person"),
         ({"out": (1, 84, CELLS)}, Request(classes=("80",)), "`classes` 80: the model has no class"),
         (

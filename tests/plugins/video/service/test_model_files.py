@@ -79,12 +79,18 @@ def found_in(line: str) -> list[dict]:
     [
         (Settings(source=["missing.mp4"]), "there is no file or folder missing.mp4"),
         (Settings(source=[FILM], decoder=["yollo"]), "did you mean yolo"),
+        (Settings(source=[FILM], decoder=["ssd"]), "ssd cannot read the outputs output0"),
+        (Settings(source=[FILM], labels=["coco"]), "there are 80, and the model has 2 classes"),
+        (Settings(source=[FILM], classes=["persn"]), "no class of this name"),
+        (Settings(source=[FILM], threshold=[3.0]), "must be above 0 and below 1"),
+        (Settings(source=[FILM], preprocessing="yollo"), "no such preset"),
     ],
 )
 def test_a_wrong_name_is_told_before_the_model_is_compiled(settings, words, tmp_path, monkeypatch):
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
-    heard = Heard()
-    with pytest.raises(PipelineError, match=words), opened_model(write_tiny_yolo(tmp_path / "n.onnx"), settings, heard):
+    heard, net = Heard(), write_tiny_yolo(tmp_path / "n.onnx")
+    settings = replace(settings, bundle=[net])
+    with pytest.raises(PipelineError, match=words), opened_model(net, settings, heard):
         pass
     assert heard.lines == []
 
