@@ -84,6 +84,16 @@ def test_labels_of_another_number_are_refused_before_the_model_is_compiled(comma
     assert "--labels: there are 3, and the model has 2 classes" in told.err
 
 
+@pytest.mark.parametrize(
+    "command", [("plan", "mlp", "true"), ("deploy", "mlp@9", "true@9")], ids=lambda given: given[0]
+)
+def test_a_misspelt_model_is_told_before_the_others_are_compiled(command, cli, monkeypatch):
+    from tvm_pipeline.workflow import steps
+
+    monkeypatch.delattr(steps, "compile_source")
+    assert "true: no such file, and no built-in network" in cli(*command).err
+
+
 def test_a_number_is_a_camera_unless_a_file_has_this_name(tmp_path, monkeypatch):
     from tvm_pipeline_video import source_kind
 

@@ -19,6 +19,7 @@ from tvm_pipeline.cli.output import print_json, show, spinner, with_options
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import check_distinct, write_bytes
+from tvm_pipeline.frontends import check_there
 from tvm_pipeline.planning.deployment import Demand, deploy
 from tvm_pipeline.report.tables import deployment_table
 from tvm_pipeline.workflow.steps import Planned, plan_json, planned
@@ -49,6 +50,8 @@ def command(
     """
     check_outputs(folder=output)
     requested = [_parsed(model) for model in models]
+    for source, _ in requested:  # before minutes of compiling the first
+        check_there(source)
     with spinner(), ExitStack() as stack:
         sources = [
             stack.enter_context(planned(source, None, platform, None, devices=device)) for source, _ in requested

@@ -108,10 +108,7 @@ def load(source: str | Path, input_shapes: Shapes | None = None, input_values: V
         return Model(str(source), "relay.testing", b"", inputs)
     if path.suffix.lower() in EXPORTS:
         raise ModelError(f"{path}: {EXPORTS[path.suffix.lower()].format(model=path.stem)}")
-    if not path.exists():
-        siblings = [str(file) for file in path.parent.glob("*") if file.suffix.lower() in KINDS]
-        advice = nearest(str(source), [*TESTING_NETWORKS, *siblings], f"built-in are {', '.join(TESTING_NETWORKS)}")
-        raise ModelError(f"{source}: no such file, and no built-in network; {advice}")
+    check_there(source)
     content = read_bytes(path, ModelError)
     if not content:
         raise ModelError(f"{path}: the file is empty")
@@ -133,6 +130,15 @@ def load(source: str | Path, input_shapes: Shapes | None = None, input_values: V
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
             return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
     raise ModelError(f"{path}: unknown kind of model; it must be one of {', '.join(KINDS)} (the last three: Relay)")
+
+
+def check_there(source: str | Path) -> None:
+    """Raise ModelError, with the nearest name, where there is neither such a file nor such a built-in network."""
+    path = Path(source)
+    if not path.exists() and str(source) not in TESTING_NETWORKS:
+        siblings = [str(file) for file in path.parent.glob("*") if file.suffix.lower() in KINDS]
+        advice = nearest(str(source), [*TESTING_NETWORKS, *siblings], f"built-in are {', '.join(TESTING_NETWORKS)}")
+        raise ModelError(f"{source}: no such file, and no built-in network; {advice}")
 
 
 def interface_of(model: Model) -> OperatorGraph | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tvm_pipeline.core.graph_files import merge_graphs
 from tvm_pipeline.core.plan import SEVERAL
 from tvm_pipeline.errors import GraphError, OptionError, PlatformError
+from tvm_pipeline.frontends import check_there
 from tvm_pipeline.profiling.merging import merge_profiles
 from tvm_pipeline.workflow.steps import Planned, planned
 
@@ -51,6 +52,7 @@ def merged(
             option="profile",
         )
     files: Sequence[Path | None] = profiles or [None] * len(sources)
+    list(map(check_there, sources))  # before minutes of compiling the first
     with ExitStack() as stack:
         parts = [
             stack.enter_context(planned(source, None, platform, file, devices=devices, from_models=from_models))

@@ -115,7 +115,8 @@ def _outcome(report: ModelReport) -> list[str]:
         lines.append(f"found: {found}{', ...' if len(report.found) > 5 else ''}, in {report.found_in} frames")
     changed = any(event.kind == "switch" for event in report.events)
     why = f", chosen by {report.chosen_by}" if report.chosen_by and not changed else ""
-    return [*lines, f"plan: {describe(report.plan)}{why}; a full pipeline holds {report.plan.frames_inside} frames"]
+    inside = report.plan.frames_inside
+    return [*lines, f"plan: {describe(report.plan)}{why}; a full pipeline holds {inside} frame{'s' * (inside > 1)}"]
 
 
 def _lines(report: ModelReport) -> list[str]:
