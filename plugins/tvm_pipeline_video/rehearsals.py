@@ -17,7 +17,7 @@ import numpy as np
 from tvm_pipeline import OperatorGraph, Pipeline, Plan, Platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.files import temporary_folder
-from tvm_pipeline.runtime.comparison import Run, Turn, turn
+from tvm_pipeline.runtime.comparison import Run, Turn, own_times_s, turn
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline_video.analysis import Decoder
@@ -168,7 +168,7 @@ class Rehearsal:
 
         Args:
             rate_fps: the frames a second that come. The latency of a turn is then the median at that rate, where frames
-                meet one another, and not that of a frame which is alone.
+                meet one another, and not that of a frame which is alone; and the times of its stages are those there.
         """
         start, ran = 0.0, set[Plan]()
 
@@ -187,7 +187,10 @@ class Rehearsal:
                 count = max(LEAST_FRAMES, round(seconds * rate_fps))
                 for _ in pipeline.map(Tagged({}, Passage[Frame]()) for _ in range(count)):
                     pass
-                return replace(full, latency_s=pipeline.statistics().latency_p50_s or full.latency_s)
+                # A core that waited between two frames is slower than one that is kept busy, so these are its times.
+                times_s = own_times_s(pipeline.records(), plan.frames_inside)
+                latency_s = pipeline.statistics().latency_p50_s or full.latency_s
+                return replace(full, latency_s=latency_s, times_s=times_s if all(times_s) else full.times_s)
 
         return run
 

@@ -326,8 +326,8 @@ class Measured:
         latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
         statistics: of the round in the middle, with the frames of all rounds.
         energy: joules of a frame of the full pipeline, of the round in the middle; None where nothing tells.
-        times_s: for each of `statistics.stages`, the seconds of its latest frames in a full pipeline, without waits, in
-            order; empty in files of earlier versions.
+        times_s: for each of `statistics.stages`, the seconds of its latest frames in a full pipeline, or at the rate
+            that an application is planned for, without waits, in order; empty in files of earlier versions.
     """
 
     plan: Plan

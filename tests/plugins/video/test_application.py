@@ -266,6 +266,17 @@ def test_plans_are_compared_at_the_same_places_of_a_file(monkeypatch):
     assert opened == [0.0, 0.0, 0.618, 0.618, 0.236, 0.236]
 
 
+def test_a_turn_at_a_rate_has_the_times_of_frames_at_that_rate():
+    """A core that waits between two frames is slower. A full turn has another number of frames: all that it makes."""
+    compiled, platform = model(), platform_of("d0")
+    app = rehearsal("synthetic:32x24@30")
+    names = tuple(operator.name for operator in app.graph.operators)
+    plan = Plan(app.graph.name, "by hand", "throughput", (Stage(("d0",), names),), Prediction(), in_flight=1)
+    turn = app.runner(compiled, platform, rate_fps=100.0)(plan, 0.2)
+    assert [len(times) for times in turn.times_s] == [20 - 1]  # but for those that fill the pipeline
+    assert turn.latency_s >= min(turn.times_s[0])
+
+
 def test_settings_say_what_differs():
     known = rehearsal().setting
     assert known == HostSetting(32, 24, "", False, "found.py:colour")
