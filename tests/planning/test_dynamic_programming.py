@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once
 from tests.support.examples import examples
-from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
+from tests.support.graphs import TIMED, Traits, constrained, problems, random_chain, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -24,7 +24,7 @@ from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import NoPlanError, OptionError, SearchTimeError
+from tvm_pipeline.errors import NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 
@@ -132,6 +132,39 @@ def test_children_together(scheduler: Scheduler, data: st.DataObject) -> None:
     most = 5 if objective == "throughput" else 4
     drawn = problems(objective, operators=(1, most), traits=WITHOUT_BUSES, children_together=True)
     check(data.draw(drawn), scheduler, proves=scheduler is not hybrid)
+
+
+@pytest.mark.parametrize("scheduler", [chain, ideals])
+@pytest.mark.parametrize("objective", ["latency", "energy"])
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_device_serves_as_many_stages_as_it_may(scheduler: Scheduler, objective: Objective, most: int) -> None:
+    """On the seven operators of a chain two devices are fast in turns, so that without a limit one serves four times.
+
+    Plans are counted here, and judged without the limit.
+    """
+    graph = random_chain(random.Random(0), 7)
+    seconds = {"dla": [1, 9] * 3 + [1], "gpu": [9, 1] * 3 + [9]}
+    devices = {
+        name: DeviceProfile.in_order(graph, [float(s) for s in row], joules=[float(s) for s in row])
+        for name, row in seconds.items()
+    }
+    free = Problem(
+        graph,
+        Platform("board", (Device("dla"), Device("gpu"))),
+        Profile("chain", graph.fingerprint, devices),
+        objective,
+    )
+    allowed = [
+        stages
+        for stages in every_chain(free, None, again=True)
+        if sum(stage.devices == ("dla",) for stage in stages) <= most
+    ]
+    limited = replace(free, platform=Platform("board", (Device("dla", most_stages=most), Device("gpu"))))
+    plan = scheduler(limited)
+    assert figure(free, plan.predicted) == least(free, iter(allowed)) > least(free, every_chain(free, None, again=True))
+    assert plan.status == "optimal"
+    with pytest.raises(PlanError, match=f"device dla would serve 4 stages, and its most_stages is {most}"):
+        evaluate(limited, scheduler(free).stages)
 
 
 def mixed(seed: int, scheduler: Scheduler) -> tuple[Problem, bool]:

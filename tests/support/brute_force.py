@@ -105,14 +105,15 @@ def every_choice(
 
 
 def serving_once(problem: Problem) -> set[str]:
-    """Return the devices that serve one stage at most: memory may be too small for several, or a cache is modelled.
+    """Return the devices that serve one stage: as they say, with little memory for several, or a cache in their model.
 
     The model of a device that was measured does not count, and neither does its cache.
     """
     return {
         device.name
         for device in problem.platform.devices
-        if may_exceed(problem.graph, device)
+        if device.most_stages == 1
+        or may_exceed(problem.graph, device)
         or (device.name not in problem.profile.devices and device.model and device.model.cached_bytes is not None)
     }
 

@@ -41,6 +41,7 @@ class Traits:
     """The traits that a random problem may have; False leaves one out.
 
     Attributes:
+        memory: some devices have little, and some serve one stage at most, or two.
         powerless: the power of some device may be unknown.
         modelled: some devices have a model, most of them instead of measurements.
         buses: some links, and some modelled devices, share a bus.
@@ -112,7 +113,9 @@ def random_platform(rng: random.Random, graph: OperatorGraph, count: int, traits
         cache = rng.randint(1, param_bytes + 1) if traits.caches else None
         model = random_model(rng, param_bytes) if traits.modelled and rng.random() < 0.6 else None
         bus = rng.choice(BUSES) if traits.buses and model else ""
-        devices.append(Device(f"dev{index}", "host", cores, "", memory, active_w, cache, bus, model))
+        most = rng.choice((1, 2)) if traits.memory and rng.random() < 0.3 else None
+        known = Device(f"dev{index}", "host", cores, "", memory, active_w, cache, bus, model, most_stages=most)
+        devices.append(known)
     return Platform("box", tuple(devices), random_links(rng, devices, buses=traits.buses))
 
 

@@ -67,6 +67,7 @@ class Device:
         model: the model of its speed, where it cannot be measured.
         layer_times: the file that predicts its operators' seconds from shapes, seen from the platform file's folder;
             profiles without the device get these (`workflow/predicted.py`).
+        most_stages: the most stages that it serves, of all models; None for no limit. A DLA of NVIDIA holds 16 parts.
         stand_in: the name of another processor that computes its stages, and the reason, where the device itself is
             missing; else empty. Platform files do not have it: a backend's `settle` finds it out, and every output
             repeats it.
@@ -87,6 +88,7 @@ class Device:
     bus: str = ""
     model: DeviceModel | None = None
     layer_times: str = ""
+    most_stages: int | None = None
     stand_in: str = ""
 
     @property
@@ -228,11 +230,11 @@ class Platform:
                     f"platform {self.name}, device {device.name}: target {device.target!r} has blanks around it or "
                     "cannot be printed; leave it out for the backend's choice, or give one such as llvm"
                 )
-            for figure in (device.memory_bytes, device.active_w, device.cache_bytes):
+            for figure in (device.memory_bytes, device.active_w, device.cache_bytes, device.most_stages):
                 if figure is not None and not (figure > 0 and math.isfinite(figure)):
                     raise PlatformError(
-                        f"platform {self.name}, device {device.name}: memory_bytes, active_w and cache_bytes must be "
-                        "positive"
+                        f"platform {self.name}, device {device.name}: memory_bytes, active_w, cache_bytes and "
+                        "most_stages must be positive"
                     )
             if device.model is not None and not device.model.is_possible:
                 raise PlatformError(

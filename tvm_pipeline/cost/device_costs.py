@@ -83,8 +83,8 @@ class DeviceCosts:
 
     @property
     def serves_once(self) -> bool:
-        """Whether the device may serve one stage only, because several stages would have to share its memory."""
-        return self.may_exceed or math.isfinite(self.cached_bytes)
+        """Whether the device may serve one stage only: it says so, or several would have to share its memory."""
+        return self.may_exceed or math.isfinite(self.cached_bytes) or self.device.most_stages == 1
 
     @property
     def shared_bus(self) -> str:

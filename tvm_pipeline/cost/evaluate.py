@@ -234,11 +234,19 @@ def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage
             used[name] = device
     _check_replicas(graph, stages, used)
     for device in used.values():
-        param_bytes = param_bytes_of(graph, [stage for stage in stages if device.name in stage.devices])
+        served = [stage for stage in stages if device.name in stage.devices]
+        check_stages_of(device, len(served))
+        param_bytes = param_bytes_of(graph, served)
         if device.memory_bytes is not None and param_bytes > device.memory_bytes:
             raise PlanError(
                 f"device {device.name} would hold {param_bytes} bytes of parameters and has {device.memory_bytes}"
             )
+
+
+def check_stages_of(device: Device, count: int) -> None:
+    """Raise PlanError where the device would serve more stages than it may."""
+    if device.most_stages is not None and count > device.most_stages:
+        raise PlanError(f"device {device.name} would serve {count} stages, and its most_stages is {device.most_stages}")
 
 
 def _check_replicas(graph: OperatorGraph, stages: tuple[Stage, ...], used: Mapping[str, Device]) -> None:

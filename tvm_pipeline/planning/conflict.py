@@ -127,13 +127,14 @@ def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
     if problem.max_latency_s is not None:
         yield f"`max_latency_s` {problem.max_latency_s:g}", lambda p: replace(p, max_latency_s=None)
     for device in problem.platform.devices:
-        if device.memory_bytes is not None:
-            yield f"memory_bytes {device.memory_bytes} of device {device.name}", partial(_unlimited, name=device.name)
+        for key in ("memory_bytes", "most_stages"):
+            if (limit := getattr(device, key)) is not None:
+                yield f"{key} {limit} of device {device.name}", partial(_unlimited, name=device.name, key=key)
 
 
-def _unlimited(problem: Problem, name: str) -> Problem:
-    """Return the problem without the limit on the memory of a device."""
-    devices = tuple(replace(d, memory_bytes=None) if d.name == name else d for d in problem.platform.devices)
+def _unlimited(problem: Problem, name: str, key: str) -> Problem:
+    """Return the problem without a limit of a device."""
+    devices = tuple(replace(d, **{key: None}) if d.name == name else d for d in problem.platform.devices)  # type: ignore[arg-type]
     return replace(problem, platform=replace(problem.platform, devices=devices))
 
 

@@ -51,6 +51,8 @@ class Placement:
                 model.add_implication(literal, used)
             if costs.serves_once or not again:
                 model.add_at_most_one(row)
+            elif costs.device.most_stages is not None:
+                model.add(sum(row) <= costs.device.most_stages)
             for here, following in pairwise(row):
                 model.add_bool_or(~here, ~following)
         for (d, one), (e, two) in combinations(enumerate(self.devices), 2):

@@ -169,6 +169,8 @@ def _found(
     try:
         for space in _spaces(problem, cuts, units_of):
             search = _search(problem, space, best[0] if best else at_most, deadline)
+            if search.found and _serves_too_often(space, search.found):
+                search = _search(problem, replace(space, counted=True), best[0] if best else at_most, deadline)
             bound = min(bound, max(search.bound, least))
             if search.found:
                 value = max(search.found.value, least)
@@ -377,6 +379,11 @@ def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, sl
         total += max(cost) if slowest else sum(c * rate / sum(rates) for c, rate in zip(cost, rates, strict=True))
         start, before = end, unit
     return longest, total
+
+
+def _serves_too_often(space: Space, found: Found) -> bool:
+    counts = [sum(index in unit for unit in found.units) for index in range(len(space.devices))]
+    return any(device.most_stages and n > device.most_stages for device, n in zip(space.devices, counts, strict=True))
 
 
 def _stages(space: Space, found: Found) -> tuple[Stage, ...]:

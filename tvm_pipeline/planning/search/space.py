@@ -5,6 +5,7 @@ Next: `states.py`, which lists the states of a space.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -40,6 +41,8 @@ class Space:
         working: the exact number of devices that are used; None for any.
         slowdown: how many times slower each device is while `working` devices work; empty for 1.
         together: whether all readers of an operator must be in one stage.
+        counted: whether `most_stages` of the devices limits how often they serve. That takes states for every count, so
+            the searches leave it out until they find a pipeline that exceeds it.
     """
 
     cuts: Cuts
@@ -50,6 +53,7 @@ class Space:
     working: int | None = None
     slowdown: tuple[float, ...] = ()
     together: bool = False
+    counted: bool = False
 
     @property
     def param_bytes(self) -> Floats:
@@ -93,6 +97,12 @@ def replica_units(devices: Sequence[Device]) -> Units:
 def serving_once(problem: Problem, devices: Sequence[Device], apart: bool) -> frozenset[int]:
     """Return the indices of the devices that serve one stage at most: all that are to stand `apart`, or that must."""
     return frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
+
+
+def stage_limits(devices: Sequence[Device], once: frozenset[int], most: int) -> list[float]:
+    """Return how many of `most` stages each device serves; infinite where any number of them, never two in a row."""
+    limits = [1 if d in once else device.most_stages or math.inf for d, device in enumerate(devices)]
+    return [limit if 2 * limit < most else math.inf for limit in limits]
 
 
 def is_steady(problem: Problem, devices: Sequence[Device]) -> bool:

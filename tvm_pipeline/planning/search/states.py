@@ -1,14 +1,15 @@
 """The states of the search for pipelines, and the stages that lead from one to the next.
 
 A state is the set of devices used so far and the unit that runs the last stage. If the number of stages is prescribed,
-the number of stages so far belongs to it, too. Of equal devices the first free one is always taken, so that six Edge
-TPUs make six sets of used devices and not 64.
+the number of stages so far belongs to it, too, and so does how often each device served if that is counted. Of equal
+devices the first free one is always taken, so that six Edge TPUs make six sets of used devices and not 64.
 
 Next: `pipelines.py`, which searches among these states.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Integers
-from tvm_pipeline.planning.search.space import Space, TooManyError, Units
+from tvm_pipeline.planning.search.space import Space, TooManyError, Units, stage_limits
 
 # Values and choices of all states at all cuts must fit the memory of a small board.
 MOST_CELLS = 60_000_000
@@ -58,19 +59,25 @@ def reachable(space: Space, elders: list[int]) -> States:
         sum(1 << elders[device] for device in unit if elders[device] >= 0) & ~mask
         for unit, mask in zip(space.units, masks, strict=True)
     ]
-    index = {(0, -1, 0): 0}
-    order = [(0, -1, 0)]
+    most = space.stages or len(space.cuts.graph)
+    limits = stage_limits(space.devices, frozenset(), most) if space.counted else []
+    start = 0, -1, 0, (0,) * len(limits)
+    index = {start: 0}
+    order = [start]
     edges = []
     for key in order:
-        mask, last, count = key
+        mask, last, count, served = key
         for unit, own in enumerate(masks):
             if unit == last or own & mask & single_use or needs[unit] & ~mask:
+                continue
+            times = tuple(n + (own >> d & 1) * math.isfinite(limits[d]) for d, n in enumerate(served))
+            if any(n > limit for n, limit in zip(times, limits, strict=True)):
                 continue
             if space.stages is not None and count == space.stages:
                 continue
             if space.working is not None and (own | mask).bit_count() > space.working:
                 continue
-            new = (mask | own, unit, count + 1 if space.stages is not None else 0)
+            new = (mask | own, unit, count + 1 if space.stages is not None else 0, times)
             if new not in index:
                 index[new] = len(order)
                 order.append(new)
@@ -78,7 +85,9 @@ def reachable(space: Space, elders: list[int]) -> States:
         if len(order) * len(space.cuts) > MOST_CELLS or len(edges) > MOST_STAGES:
             raise TooManyError
     # Contiguous, since loops are compiled again for arrays of another layout.
-    return States(*np.array(order, np.int64).T.copy(), *np.array(edges, np.int64).reshape(-1, 2).T.copy())
+    return States(
+        *np.array([key[:3] for key in order], np.int64).T.copy(), *np.array(edges, np.int64).reshape(-1, 2).T.copy()
+    )
 
 
 def elders_of(space: Space, tables: Sequence[StageCosts]) -> list[int]:

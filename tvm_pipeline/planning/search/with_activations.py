@@ -33,7 +33,7 @@ from tvm_pipeline.memory import stage_memory as memory
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
 from tvm_pipeline.planning.search.idle_power import Capped, Least, least_energy
-from tvm_pipeline.planning.search.space import is_steady, serving_once
+from tvm_pipeline.planning.search.space import is_steady, serving_once, stage_limits
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 # If there are more devices, only their order in the platform is tried: all orders of six devices take seconds for a
@@ -185,6 +185,8 @@ class _Needs:
 
 # A segment is the device of a stage, and the cuts before and behind the stage.
 _Segment = tuple[Any, int, int]
+# How many stages each device served, where that is limited, and the device of the last stage.
+_State = tuple[tuple[int, ...], int]
 
 
 def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
@@ -222,7 +224,8 @@ class _Search:
     """A search for pipelines along a chain of M cuts.
 
     Attributes:
-        devices, once, stages: as in `space.Space`.
+        devices, stages: as in `space.Space`.
+        limits: how many stages each device serves at most; infinite where any number.
         usable: M; whether a stage may end at the cut.
         capacity: the bytes of memory of each device; infinite where there is no limit.
         adds: whether the values of stages are added, else their maximum counts.
@@ -243,7 +246,8 @@ class _Search:
         stages: int | None,
         working: int,
     ) -> None:
-        self.devices, self.once, self.stages = devices, once, stages
+        self.devices, self.stages = devices, stages
+        self.limits = stage_limits(devices, once, stages or len(cuts.graph))
         self.usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
         param_bytes, self.capacity = cuts.param_bytes.astype(float), capacities(devices)
         self.adds = problem.objective not in ("throughput", "memory,communication", "memory,dram,communication")
@@ -286,13 +290,14 @@ class _Search:
         ]
         count = len(self.usable)
         start = _Reached(np.where(np.arange(count) > 0, np.inf, 0.0), np.zeros(count, int), np.zeros(count, int))
-        layers: list[dict[tuple[int, int], _Reached]] = [{(0, -1): start}]
-        least: dict[tuple[int, int], Floats] = {}
+        layers: list[dict[_State, _Reached]] = [{((0,) * len(self.devices), -1): start}]
+        least: dict[_State, Floats] = {}
         while layers[-1] and len(layers) <= (self.stages or count):
-            following: dict[tuple[int, int], _Reached] = {}
-            for number, ((used, last), before) in enumerate(layers[-1].items()):
-                for device in self.next_devices(used, last):
-                    key = (used | 1 << device if device in self.once else used, device)
+            following: dict[_State, _Reached] = {}
+            for number, ((served, last), before) in enumerate(layers[-1].items()):
+                for device in self.next_devices(served, last):
+                    counted = math.isfinite(self.limits[device])
+                    key = (*served[:device], served[device] + counted, *served[device + 1 :]), device
                     reached = self.extended(before, number, fitting[device], last, device, cap)
                     following[key] = _better(following[key], reached) if key in following else reached
             for key, reached in list(following.items()):
@@ -305,11 +310,11 @@ class _Search:
             layers.append(following)
         return _traced([layer if self.stages in (None, stages) else {} for stages, layer in enumerate(layers)], layers)
 
-    def next_devices(self, used: int, last: int) -> list[int]:
+    def next_devices(self, served: tuple[int, ...], last: int) -> list[int]:
         """Return the devices that may serve the next stage."""
         if len(self.devices) > MOST_REORDERED:
             return list(range(last + 1, len(self.devices)))
-        return [device for device in range(len(self.devices)) if device != last and not used >> device & 1]
+        return [d for d, count in enumerate(served) if d != last and count < self.limits[d]]
 
     def extended(self, before: _Reached, number: int, table: Floats, last: int, device: int, cap: float) -> _Reached:
         """Return the pipelines of state `number` with one more stage, which receives from device `last`."""
@@ -340,9 +345,7 @@ def _better(one: _Reached, other: _Reached) -> _Reached:
     return _Reached(*(np.where(wins, theirs, own) for own, theirs in zip(one, other, strict=True)))
 
 
-def _traced(
-    ends: list[dict[tuple[int, int], _Reached]], layers: list[dict[tuple[int, int], _Reached]]
-) -> tuple[float, list[_Segment]]:
+def _traced(ends: list[dict[_State, _Reached]], layers: list[dict[_State, _Reached]]) -> tuple[float, list[_Segment]]:
     """Return the value and the segments of the best pipeline that ends in one of `ends` at the last cut."""
     finished = [
         (reached.value[-1], stages, number)

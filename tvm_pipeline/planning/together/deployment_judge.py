@@ -20,7 +20,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, lock_s
-from tvm_pipeline.cost.evaluate import evaluate, param_bytes_of
+from tvm_pipeline.cost.evaluate import check_stages_of, evaluate, param_bytes_of
 from tvm_pipeline.errors import GraphError, PlanError
 from tvm_pipeline.memory import stage_memory
 
@@ -68,6 +68,8 @@ def judge_deployment(demands: Sequence[Demand], plans: Plans) -> dict[str, float
     held = held_together(demands, plans)
     check_memory(demands, held)
     _check_cores(platform, list(held))
+    for name, parts in held.items():
+        check_stages_of(platform.device(name), len(parts))
     work: dict[str, float] = defaultdict(float)
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
         problem, rate, busy = demand.problem, demand.rate_fps, busy_factors(demand.problem)

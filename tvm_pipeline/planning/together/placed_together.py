@@ -130,6 +130,9 @@ class _Model:
                 unit_s = unit_of(*second_rows(problem))
                 alone = Loads(placement, unit_s, dict.fromkeys(factors, 1.0))
                 self.model.add(sum(alone.device) <= math.floor(problem.max_latency_s * (1 + 5e-10) / unit_s))
+        for d, device in enumerate(self.placements[0].devices):
+            if device.most_stages is not None:
+                self.model.add(sum(sum(placement.at[d]) for placement in self.placements) <= device.most_stages)
         break_symmetry(self.placements)
         self._share_memory(learnt)
         self._share_cores()
