@@ -310,4 +310,6 @@ def test_sensors_of_power_that_read_nothing_are_named(checked):
         ("rapl:psys", "power"): "only root may read it; run as root",
     }
     with guests(sensors=lambda: Found([Nothing()], {})):
-        assert failed(checked()[1]) == {("lamp", "power"): "the test cannot draw 0 W; is the sensor wired?"}
+        assert failed(checked()[1]) == {
+            ("lamp", "power"): "the test cannot draw 0 W: its sensor stands still, or is not wired"
+        }

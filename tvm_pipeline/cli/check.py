@@ -34,6 +34,7 @@ from tvm_pipeline.errors import ModelError, NoPlanError, OptionError, PipelineEr
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning import plan as best_plan
 from tvm_pipeline.power import mean_watts, power_modes, survey
+from tvm_pipeline.power.log_file import MOST_W
 from tvm_pipeline.processes import Child
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.profiling.environment import environment
@@ -218,17 +219,20 @@ def _power() -> Iterator[Claim]:
     found = survey()
     seconds = max([0.5, *(2.5 * sensor.period_s for sensor in found.sensors)])
     now = mean_watts(found.sensors, seconds)
-    for name, reason in (found.obstacles | now.obstacles).items():
-        yield Claim(name, "power", "failed", reason)
+    obstacles = found.obstacles | now.obstacles
     for sensor in found.sensors:
         watts = now.watts.get(sensor.name)
-        if watts is None and sensor.name not in now.obstacles:
-            yield Claim(sensor.name, "power", "failed", f"no second reading came within {seconds:g} s")
-        elif watts == 0 and sensor.scope == "board":
-            yield Claim(sensor.name, "power", "failed", f"{sensor.covers} cannot draw 0 W; is the sensor wired?")
-        elif watts is not None:
+        if watts is None:
+            obstacles.setdefault(sensor.name, f"no second reading came within {seconds:g} s")
+        elif watts == 0 and sensor.scope != "part":
+            obstacles[sensor.name] = f"{sensor.covers} cannot draw 0 W: its sensor stands still, or is not wired"
+        elif watts > MOST_W:
+            obstacles[sensor.name] = f"{watts:.3g} W are more than a socket gives; attach this report to an issue"
+        else:
             yield Claim(sensor.name, "power", "passed", f"{watts:.2f} W, {sensor.covers}", {"watts": watts})
-    if not found.sensors and not found.obstacles:
+    for name, reason in obstacles.items():
+        yield Claim(name, "power", "failed", reason)
+    if not found.sensors and not obstacles:
         yield Claim("machine", "power", "not tried", f"no sensor was found of {', '.join(found.looked_for)}")
 
 
