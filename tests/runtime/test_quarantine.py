@@ -6,7 +6,7 @@ import pytest
 
 from tests.runtime.machine import problem_of
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.runtime.quarantine import Quarantine
+from tvm_pipeline.runtime.live_pipeline import Quarantine
 from tvm_pipeline.runtime.replanning import without
 
 

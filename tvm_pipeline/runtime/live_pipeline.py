@@ -4,23 +4,24 @@ A running plan is a Pipeline; a change of plan makes a second one. Frames that a
 frames take the new plan, and results are taken from the old pipeline until it is empty. So order holds, no frame is
 lost and nothing stops. If a device fails, the unfinished frames of its pipeline are put into the next one.
 
-Read next: `generations.py`, which holds the pipelines during an exchange; `quarantine.py`, which keeps failed devices
-out; `adaptation.py`, which says when another plan is worth a change;
-`replanning.py`, which finds that plan.
+Read next: `generations.py`, which holds the pipelines during an exchange; `adaptation.py`, which says when another plan
+is worth a change; `replanning.py`, which finds that plan.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.plan import Plan, shown_stages
+from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.errors import (
@@ -31,13 +32,11 @@ from tvm_pipeline.errors import (
     PlatformError,
     StageError,
 )
-from tvm_pipeline.runtime.events import Event
+from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.generations import Generation, Generations
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.runtime.pipeline import Pipeline
-from tvm_pipeline.runtime.pipeline_maker import PipelineMaker
-from tvm_pipeline.runtime.quarantine import Quarantine
 from tvm_pipeline.runtime.replanning import (
     LimitWatch,
     gain,
@@ -48,11 +47,35 @@ from tvm_pipeline.runtime.replanning import (
     without,
 )
 from tvm_pipeline.runtime.strategy import TICK_S, Strategy
+from tvm_pipeline.runtime.worker import Threads
 
 KEPT_EVENTS = 1000
 STOP_S = 2.0  # how long `stop` waits for a plan that is being exchanged
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a live pipeline decided or that happened, as data, and the plan that runs since then.
+
+    Attributes:
+        time_s: seconds since the start, on a clock that never jumps.
+        kind: `start`; `switch`; `failure`; `return` (of a device); `refusal` (of a plan); `objective`; `limit` (the
+            plan begins to miss one, or keeps it again); `throttled` (the machine is slowed down because of heat or
+            current) and `unthrottled` (no longer); `restart` (of a process, by its supervisor).
+        reason: why, for people.
+        version: of the plan, counted from 0.
+        frame: the first frame of that plan; -1 if the plan did not change.
+        plan: the devices of its stages, as `core.plan.shown_stages` writes them.
+    """
+
+    time_s: float
+    kind: str
+    reason: str
+    version: int
+    frame: int = -1
+    plan: str = ""
 
 
 class LivePipeline(FrameStream):
@@ -417,3 +440,81 @@ class LivePipeline(FrameStream):
             starved = self._adaptation is not None and self._adaptation.starved
             if news := self._limits.look(self.problem, self.plan, starved):
                 self._tell("limit", news, -1)
+
+
+@dataclass(slots=True)
+class PipelineMaker:
+    """Makes the pipelines of a run, one after another: they share threads, host work and carried state.
+
+    Attributes:
+        in_flight, host: as for Pipeline.
+        making_s: a device that takes longer to tie a stage's thread to has failed; None waits for ever.
+    """
+
+    compiled: CompiledModel
+    platform: Platform
+    in_flight: int | None
+    host: HostWork | None
+    making_s: float | None
+    threads: Threads = field(default_factory=Threads)
+    state: CarriedState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = CarriedState(self.compiled.graph)
+
+    def make(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
+        """Return a pipeline that is not started, for `least_slots` frames inside at least."""
+        slots = plan.frames_inside if self.in_flight is None else self.in_flight
+        return Pipeline(
+            self.compiled,
+            plan,
+            self.platform,
+            in_flight=max(least_slots, slots),
+            threads=self.threads,
+            after=after,
+            host=self.host,
+            state=self.state,
+        )
+
+    def started(
+        self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None, first_frame: int = 0
+    ) -> Pipeline:
+        """Return a pipeline that runs; its first frame has this number in the run."""
+        pipeline = self.make(plan, least_slots, after)
+        pipeline.begin_at(first_frame)
+        pipeline.start(self.making_s)
+        return pipeline
+
+
+class Quarantine:
+    """The devices that failed, by name, and for how long each is left out of the plans.
+
+    A device that fails is left out for a cool-down. If it fails again before it has served for as long as it was out,
+    its cool-down doubles, so that a broken device interrupts ever less often.
+
+    Args:
+        cool_down_s: how long a device is left out after its first failure.
+        clock: tells the time in seconds; monotonic.
+    """
+
+    def __init__(self, cool_down_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._cool_down_s, self._clock = cool_down_s, clock
+        self._until_s: dict[str, tuple[float, float]] = {}  # device -> until when it is out, and for how long
+        self._looked_s = -math.inf
+
+    def leave_out(self, device: str) -> None:
+        """Leave a device out from now on, because it failed."""
+        now_s = self._clock()
+        until_s, before_s = self._until_s.get(device, (-math.inf, 0.0))
+        out_s = 2 * before_s if now_s - until_s < before_s else self._cool_down_s
+        self._until_s[device] = now_s + out_s, out_s
+
+    def out(self) -> set[str]:
+        """Return the devices that are left out now."""
+        now_s = self._clock()
+        return {device for device, (until_s, _) in list(self._until_s.items()) if until_s > now_s}
+
+    def returned(self) -> list[str]:
+        """Return the devices whose cool-down ended since the last call."""
+        before_s, self._looked_s = self._looked_s, self._clock()
+        return [device for device, (until_s, _) in list(self._until_s.items()) if before_s < until_s <= self._looked_s]

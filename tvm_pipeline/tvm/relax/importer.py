@@ -12,8 +12,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
-from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode
-from tvm_pipeline.tvm.relax.onnx_obstacles import obstacles
+from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode, converters, label
 from tvm_pipeline.tvm.tvm_errors import on_shapes
 
 _log = logging.getLogger(__name__)
@@ -23,6 +22,19 @@ _NEEDS_RELAY = (
     "needs TVM with Relay: run `pip install 'tvm-pipeline[relay]'` in an environment of its own, or export the model "
     "as ONNX"
 )
+# Operators of onnxruntime's that TVM's importer has, or that are those of ONNX under another domain.
+_OF_MICROSOFT = frozenset(
+    (
+        *("BiasGelu", "FastGelu", "Gelu", "SkipLayerNormalization", "EmbedLayerNormalization", "MatMulInteger16"),
+        *("QuantizeLinear", "DequantizeLinear"),
+    )
+)
+_BRANCHES = frozenset(("If", "Loop", "Scan"))
+_ELSE = "run it on another engine, or export the model without it"
+_ADVICE = {
+    "ai.onnx.ml": "it is classical machine learning and no network; run the model with onnxruntime",
+    "com.microsoft": "onnxruntime has put it there; take the file from before onnxruntime optimised or quantised it",
+}
 
 
 def import_model(model: Model) -> tvm.IRModule:
@@ -114,3 +126,35 @@ def _from_relax(model: Model) -> tvm.IRModule:
         if static_shape(parameter.ty) is None:
             raise ModelError(f"{model.name}: the input {parameter.name} is no tensor of a fixed shape")
     return relax.transform.ConvertToDataflow()(relax.transform.CanonicalizeBindings()(mod))
+
+
+def obstacles(proto: Any) -> list[str]:
+    """Return a line for each kind of operator that cannot be imported, with its first node and what to do."""
+    has = converters()
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in proto.graph.node:
+        why = _why(node, has)
+        if why:
+            found.setdefault((node.op_type, why), []).append(label(node))
+    return [
+        f"{nodes[0]}{f' and {len(nodes) - 1} more' if len(nodes) > 1 else ''}: {why}"
+        for (_, why), nodes in found.items()
+    ]
+
+
+def _why(node: Any, has: frozenset[str]) -> str:
+    kind, domain = node.op_type, node.domain
+    if kind in _BRANCHES:
+        return "it hangs on data, and a model is cut as a plain graph; export it without control flow"
+    if domain not in ("", "ai.onnx") and not (domain == "com.microsoft" and kind in _OF_MICROSOFT):
+        return f"TVM has none of the domain {domain}; {_ADVICE.get(domain, _ELSE)}"
+    if kind not in has:
+        return f"TVM's importer has none; {_ELSE}"
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if kind == "BatchNormalization" and (attributes.get("training_mode") or len([o for o in node.output if o]) > 1):
+        return "it is in training mode; export the model for inference (`model.eval()` in PyTorch)"
+    if kind == "Dropout":
+        return "it is in training mode, or its mask is used; export the model for inference (`model.eval()` in PyTorch)"
+    if attributes.get("block_size"):
+        return "TVM has no scales for blocks of a tensor; quantise the model for each tensor or each channel"
+    return ""

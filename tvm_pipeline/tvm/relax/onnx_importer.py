@@ -78,7 +78,7 @@ class OnnxImporter(ONNXGraphImporter):
         return lowerable(mod)
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
-        pass  # `onnx_obstacles.py` has told them all
+        pass  # `importer.obstacles` has told them all
 
     def _construct_nodes(self, graph: Any) -> None:
         for node in graph.node:

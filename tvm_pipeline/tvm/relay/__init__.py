@@ -5,7 +5,6 @@ Relay's IR and its passes:
 importer.py            a Model becomes a Relay module
 import_folding.py      its constants are folded in numpy while TVM's importer runs
 output_names.py        the names of a module's outputs, which every pass keeps
-json_trial.py          Relay JSON is read in a copy of the process first, since TVM's reader may end the process
 tflite_walk.py         what TVM cannot import of a TFLite file, by the names of the file
 tflite_repairs.py      converters of TFLite operators that TVM's importer lacks
 fold.py                constants are folded in numpy, which makes building several times faster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import tvm
@@ -14,9 +14,9 @@ from tvm import relay
 from tvm_pipeline.core.deadline import Deadline
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.processes import how_ended, status_of_copy
 from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
-from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
 from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
 from tvm_pipeline.tvm.relay.tflite_walk import obstacles
@@ -26,6 +26,7 @@ from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 Params = dict[str, Any]
 
 LONGEST_S = 120.0  # of processor time, for the nodes of a file; recurrent networks have a copy for each step
+READ_S = 120.0  # that reading Relay JSON may take
 _NODES = 0.7  # the share of an import of ONNX in which nodes are converted
 
 _log = logging.getLogger(__name__)
@@ -198,3 +199,28 @@ def _is_open(type_: Any) -> bool:
     if isinstance(type_, relay.TupleType):
         return any(_is_open(field) for field in type_.fields)
     return any(not isinstance(extent, tvm.tir.IntImm) for extent in type_.shape)
+
+
+@lru_cache(maxsize=64)
+def check_readable(name: str, content: bytes, use: Callable[[tvm.IRModule], object]) -> None:
+    """Read a module, and use it, in a copy of this process: TVM's reader checks no reference, and dies of some.
+
+    A copy by `fork` takes milliseconds where a new interpreter takes seconds. It does with the module what its import
+    does, because TVM dies of some modules only when they are looked at.
+
+    Args:
+        name: of the model, for messages.
+        content: the module, as `tvm.ir.save_json` writes it.
+        use: what this process does with the module afterwards.
+
+    Raises:
+        ModelError: that process died of it, or does not end. What it raises is left to the reader in this process.
+    """
+    status = status_of_copy(lambda: use(tvm.ir.load_json(content.decode())), READ_S)
+    if status == 0:
+        return
+    how = f"does not end in {READ_S:g} s" if status is None else how_ended(status)
+    raise ModelError(
+        f"{name}: a process in which TVM read this Relay JSON {how}: the file is damaged, or of another version of "
+        "TVM; write it again with tvm.ir.save_json"
+    )
