@@ -10,7 +10,7 @@ parameters (what edgetpu_compiler does, as far as it says), libcoral's parameter
 partitioner with its defect mended; `-` where that aborts. `free` may replicate stages and leave devices out.
 
 Ours must never be below a baseline in the simulator, and a free plan never below k stages: where one is, this exits
-with 1. On a bus the judge's figure is a bound, so the plan is chosen by simulation (`planning/rehearsal.py`). What
+with 1. On a bus the judge's figure is a bound, so the plan is chosen by simulation (`planning/bus_simulation.py`). What
 `evaluate` alone would have chosen stands in the summary, and so does the choice under jitter.
 """
 
@@ -33,8 +33,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import NoPlanError
+from tvm_pipeline.planning.bus_simulation import chosen_by_simulation, shares_a_bus
 from tvm_pipeline.planning.planner import proposed
-from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PLATFORMS = Path(__file__).parents[1] / "profiles/platforms"
 KINDS = ("coral-usb", "coral-pcie")
@@ -83,7 +83,7 @@ def fps(problem: Problem, stages: tuple[Stage, ...], jitter: float = 0.0) -> flo
 
 def chosen(problem: Problem, decision: Decision) -> tuple[Stage, ...]:
     """Return the plan that `tvm-pipeline plan` chooses: by simulation, if devices share a bus."""
-    return (rehearsed(problem, decision, proposed) if shares_a_bus(problem) else decision).plan.stages
+    return (chosen_by_simulation(problem, decision, proposed) if shares_a_bus(problem) else decision).plan.stages
 
 
 def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:

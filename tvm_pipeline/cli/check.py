@@ -44,9 +44,9 @@ from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 from tvm_pipeline.testing import ContractError, check_backend
 from tvm_pipeline.testing.cut_cases import buffers, fill, logical, operator_names
 from tvm_pipeline.testing.whole_numbers import ADDITION, BRANCHES, CONVOLUTION, FORMATS, Network, as_input, as_numbers
-from tvm_pipeline.workflow.compiling import Wish, compiled_on
+from tvm_pipeline.workflow.compiling import CompileOptions, compiled_on
 from tvm_pipeline.workflow.machine_modes import this_machine
-from tvm_pipeline.workflow.steps import Compiled, measured_profile
+from tvm_pipeline.workflow.steps import measured_profile
 
 LIMIT_S = 600.0  # for one claim: a small board compiles for minutes
 WATCHDOG_S = 20.0  # for a stage at one frame
@@ -367,8 +367,8 @@ def _pipeline(order: Order, failures: list[str]) -> Told:
     names = [device.name for device in usable if device.name not in refused]
     if not names:
         raise NotTriedError(f"no device can be used: {_listed(unused)}")
-    wish = Wish(None, tuned=True, rewrite=False, asked=True)  # no device is left out without an error
-    made = Compiled(*compiled_on(BRANCHES.written(format), order.machine.with_devices(",".join(names)), wish)[:3])
+    options = CompileOptions(None, tuned=True, rewrite=False, asked=True)  # no device is left out without an error
+    made = compiled_on(BRANCHES.written(format), order.machine.with_devices(",".join(names)), options)
     graph, compiled = made.compiled.graph, made.compiled
     problem = Problem(graph, made.platform, measured_profile(made, repeats=REPEATS))
     plan = _over_all(problem)

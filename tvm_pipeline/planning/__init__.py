@@ -1,21 +1,21 @@
 """Planning: from a Problem to a Plan with its bound. Nothing here imports TVM.
 
-planner.py       the entry `plan`, a sequence of named steps
-contenders.py    the plans that compete in the default, and the bound of them all
-anywhere.py      plans where the downsets are too many to list
-power_modes.py   the best plan over the power modes of a machine
-registry.py      the schedulers, with the objectives and limits that they declare
-conflict.py      the reasons where there is no plan
-stage_orders.py  orders of operators whose activations fit into memory
-rehearsal.py     plans for shared buses, chosen by simulation
-measured.py      the schedulers whose stages are compiled and timed
-corrected.py     its search: a partitioner that a model guides and measurements correct
-deployment.py    several models on one platform
-together/        what judges, starts, bounds and proves deployments
-search/          exact searches by dynamic programming
-sat/             exact searches by CP-SAT
-local/           local search, and bounds, for graphs of any size
-baselines/       plans without a proof, to compare with
+planner.py         the entry `plan`, a sequence of named steps
+candidates.py      the plans that compete in the default, and the bound of them all
+large_graphs.py    plans where the downsets are too many to list
+power_modes.py     the best plan over the power modes of a machine
+registry.py        the schedulers, with the objectives and limits that they declare
+conflict.py        the reasons where there is no plan
+stage_orders.py    orders of operators whose activations fit into memory
+bus_simulation.py  plans for shared buses, chosen by simulation
+measured.py        the schedulers whose stages are compiled and timed
+corrected.py       its search: a partitioner that a model guides and measurements correct
+deployment.py      several models on one platform
+together/          what judges, starts, bounds and proves deployments
+search/            exact searches by dynamic programming
+sat/               exact searches by CP-SAT
+local/             local search, and bounds, for graphs of any size
+baselines/         plans without a proof, to compare with
 """
 
 from tvm_pipeline.cost.device_costs import cost_of, known_cost_of

@@ -10,9 +10,9 @@ pipelines with replicated stages) and returns the best by the objective, with al
 3. `_kept`        judge the plans of the search by the whole problem, with orders whose activations fit
 4. `_recut`       search with activations, where the best plan of the relaxation does not fit
 5. `_decided`     choose a plan, with its bound
-6. `rehearsed`    where devices share a bus, choose by simulation
+6. `chosen_by_simulation`  where devices share a bus
 
-Next: `registry.py`, the schedulers; `rehearsal.py`, the last step.
+Next: `registry.py`, the schedulers; `bus_simulation.py`, the last step.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tvm_pipeline.errors import (
     PlatformError,
     ProfileError,
 )
-from tvm_pipeline.planning import rehearsal
-from tvm_pipeline.planning.anywhere import Maker, chain_of, made, with_time_left
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
-from tvm_pipeline.planning.contenders import Found, bound_within, contenders
+from tvm_pipeline.planning.bus_simulation import chosen_by_simulation, shares_a_bus
+from tvm_pipeline.planning.candidates import Found, bound_within, find_candidates
+from tvm_pipeline.planning.large_graphs import Maker, chain_of, made, with_time_left
 from tvm_pipeline.planning.measured import SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import BEST, LIMITS, SCHEDULERS, Scheduler, check_scheduler
 from tvm_pipeline.planning.stage_orders import fitting_plan
@@ -80,9 +80,9 @@ def plan(problem: Problem, scheduler: str = BEST, *, measure: SegmentTimer | Non
         decision = proposed(problem, scheduler)
     except InfeasibleError as error:
         raise InfeasibleError(f"{error}{_what_is_possible(problem)}") from error
-    if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
+    if scheduler == BEST and problem.time_limit_s is None and shares_a_bus(problem):
         _log.info("simulating the best plans, with turns on the bus")
-        decision = rehearsal.rehearsed(problem, decision, proposed)
+        decision = chosen_by_simulation(problem, decision, proposed)
     return _settled(problem, decision)
 
 
@@ -176,7 +176,7 @@ def _searched(problem: Problem, scheduler: str, deadline: float | None) -> Found
     operators_alone = replace(problem, profile=replace(problem.profile, segments=()))
     relaxed = replace(operators_alone, activations=False)
     if scheduler == BEST:
-        found = contenders(relaxed, deadline)
+        found = find_candidates(relaxed, deadline)
         if not found.plans:
             raise found.error or InfeasibleError(f"no plan of {problem.graph.name} is possible")
         found.plans.sort(key=_preference)
@@ -227,7 +227,7 @@ def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
         InfeasibleError: an operator fits on no device.
     """
     limited = with_time_left(problem, deadline)
-    # The simple plans are made again, because `contenders` drops those that differ in their memory alone.
+    # The simple plans are made again, because `find_candidates` drops those that differ in their memory alone.
     makers: dict[str, Maker] = {
         "chain": lambda _: [chain_of(limited)],
         "single": lambda _: singles(limited),

@@ -43,7 +43,7 @@ from tvm_pipeline.runtime.replanning import (
     nearest_plan,
     quick_plan,
     shown_objective,
-    timed,
+    with_runtime_objective,
     without,
 )
 from tvm_pipeline.runtime.strategy import TICK_S, Strategy
@@ -112,7 +112,7 @@ class LivePipeline(FrameStream):
     ) -> None:
         self.version = 0
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
-        self._problem, self._adaptation, self._watchdog_s = timed(problem), adaptation, watchdog_s
+        self._problem, self._adaptation, self._watchdog_s = with_runtime_objective(problem), adaptation, watchdog_s
         self._maker = PipelineMaker(compiled, self._problem.platform, in_flight, host, making_s)
         self._on_event = on_event
         self._limits = LimitWatch()
@@ -291,7 +291,7 @@ class LivePipeline(FrameStream):
             OptionError: the problem is of another graph or platform.
             ProfileError: a figure that the objective needs, such as energy, is unknown.
         """
-        requested = timed(problem)
+        requested = with_runtime_objective(problem)
         if (requested.graph, requested.platform) != (self._problem.graph, self._problem.platform):
             keeps = f"{self._problem.graph.name} on {self._problem.platform.name}"
             raise OptionError(f"a running pipeline keeps {keeps}; make the problem by `replace(pipeline.given, ...)`")

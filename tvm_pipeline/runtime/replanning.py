@@ -26,7 +26,7 @@ NEARLY = 0.05
 MISSING_LOOKS = 10
 
 
-def timed(problem: Problem) -> Problem:
+def with_runtime_objective(problem: Problem) -> Problem:
     """Return the problem to plan for while it runs: an objective of bytes, which do not change, becomes throughput.
 
     Raises ProfileError if nothing says how fast a device is.

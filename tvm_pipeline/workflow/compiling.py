@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, MemoryRewriting, Order
 from tvm_pipeline.backends.registry import served_devices, settle_platform
@@ -22,12 +21,25 @@ from tvm_pipeline.workflow.rewriting_trial import compiled_in_parts
 
 _log = logging.getLogger(__name__)
 
-# The backend, the model, the platform as it is used, and what was done in parts where that was asked for.
-Made: TypeAlias = tuple[Backend, CompiledModel, Platform, MemoryRewriting | None]
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A model that was compiled for the devices of a platform, with the backend that did it.
+
+    Attributes:
+        metadata: what the model's file says about itself.
+        rewriting: what was done in parts to save memory; None where that was not asked for.
+    """
+
+    backend: Backend
+    compiled: CompiledModel
+    platform: Platform
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    rewriting: MemoryRewriting | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CompileOptions:
     """How a model is to be compiled.
 
     Attributes:
@@ -47,56 +59,56 @@ class Wish:
     compared: Callable[[CompiledModel, Platform], None] = lambda *_: None
 
 
-def compiled_on(model: Model, platform: Platform, wish: Wish) -> Made:
+def compiled_on(model: Model, platform: Platform, options: CompileOptions) -> Compiled:
     """Compile a model for a platform, with the backend that serves it; raise as `workflow.compile_source` does."""
-    backend, settled = settle_platform(platform, elsewhere=wish.elsewhere)
+    backend, settled = settle_platform(platform, elsewhere=options.elsewhere)
     for line in stand_in_warnings(settled):
         _log.warning(line)
-    wish = replace(wish, order="memory" if wish.rewrite else wish.order or _order_of(settled))
+    options = replace(options, order="memory" if options.rewrite else options.order or _order_of(settled))
     try:
-        return _compiled_beside(model, backend, settled, wish)
+        return _compiled_beside(model, backend, settled, options)
     except ModelError as error:
-        if wish.asked or wish.elsewhere:
+        if options.asked or options.elsewhere:
             raise
-        if wish.rewrite:
+        if options.rewrite:
             raise ModelError(
                 f"{error}. An engine would run it, and `memory_rewrite` is not for engines that nobody named: compile "
                 "without it, or name the device of an engine in a platform file"
             ) from error
-        return *compiled_by_engine(model, settled, error, wish.order or "listed"), None
+        return Compiled(*compiled_by_engine(model, settled, error, options.order or "listed"))
 
 
-def _compiled_beside(model: Model, backend: Backend, settled: Platform, wish: Wish) -> Made:
+def _compiled_beside(model: Model, backend: Backend, settled: Platform, options: CompileOptions) -> Compiled:
     """Compile for a platform; without the devices that its backend serves itself where these fail and nobody asked."""
     try:
-        return _compiled(model, backend, settled, wish)
+        return _compiled(model, backend, settled, options)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
-        if wish.asked or not others:
+        if options.asked or not others:
             raise
         # Nobody asked for these devices: without them the model may compile.
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         _log.warning(f"{left_out} left out of {model.name}: {error}")
-    backend, settled = settle_platform(replace(settled, devices=others), elsewhere=wish.elsewhere)
-    return _compiled(model, backend, settled, wish)
+    backend, settled = settle_platform(replace(settled, devices=others), elsewhere=options.elsewhere)
+    return _compiled(model, backend, settled, options)
 
 
 def _order_of(platform: Platform) -> Order:
     return "memory" if any(device.memory_bytes is not None for device in platform.devices) else "listed"
 
 
-def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish) -> Made:
+def _compiled(model: Model, backend: Backend, settled: Platform, options: CompileOptions) -> Compiled:
     compile_: Callable[..., CompiledModel] = backend.compile
-    if wish.elsewhere:
-        compile_ = partial(backend.compile_elsewhere, tuned=wish.tuned, processor=wish.processor)
-    elif not wish.tuned:
+    if options.elsewhere:
+        compile_ = partial(backend.compile_elsewhere, tuned=options.tuned, processor=options.processor)
+    elif not options.tuned:
         compile_ = backend.compile_untuned
 
     def compiled_as(one: Model) -> CompiledModel:
-        return compile_(one, settled.devices, wish.order or "listed")
+        return compile_(one, settled.devices, options.order or "listed")
 
     rewriting = None
-    if wish.rewrite:
+    if options.rewrite:
         compiled, rewriting = compiled_in_parts(model, backend, settled.devices, compiled_as)
         if rewriting.why:
             _log.warning(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
@@ -104,10 +116,10 @@ def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish) -> 
             _log.warning(f"{model.name}: {line}")
     else:
         compiled = compiled_as(model)
-    if model.winograd and wish.tuned and not any(kernels.winograd for kernels in compiled.tuned()):
+    if model.winograd and options.tuned and not any(kernels.winograd for kernels in compiled.tuned()):
         _log.warning(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
-    wish.compared(compiled, settled)
-    return backend, compiled, settled, rewriting
+    options.compared(compiled, settled)
+    return Compiled(backend, compiled, settled, rewriting=rewriting)

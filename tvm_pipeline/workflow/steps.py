@@ -13,16 +13,16 @@ found), compiled_pipeline.py (the verbs, which run a plan).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.carried import with_carry
-from tvm_pipeline.backends.contract import Backend, CompiledModel, MemoryRewriting, Order
+from tvm_pipeline.backends.contract import CompiledModel, Order
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
@@ -40,7 +40,8 @@ from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified, with_fewest_inside
-from tvm_pipeline.workflow.compiling import Wish, compiled_on
+from tvm_pipeline.workflow.compiling import Compiled as Compiled
+from tvm_pipeline.workflow.compiling import CompileOptions, compiled_on
 from tvm_pipeline.workflow.doubts import stand_in_warnings
 from tvm_pipeline.workflow.engines import with_engines
 from tvm_pipeline.workflow.machine import HERE, Machine
@@ -51,22 +52,6 @@ from tvm_pipeline.workflow.predicted import FROM_SHAPES, names_layer_times, with
 REPEATS = 24  # passes over the model for each device
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A model that was compiled for the devices of a platform, with the backend that did it.
-
-    Attributes:
-        metadata: what the model's file says about itself.
-        rewriting: what was done in parts to save memory; None where that was not asked for.
-    """
-
-    backend: Backend
-    compiled: CompiledModel
-    platform: Platform
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    rewriting: MemoryRewriting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +160,9 @@ def compile_source(
         given = with_engines(given, engines, model.format).with_devices(devices)
         elsewhere = bool(machine.name)
         asked = bool(platform or devices or engines)
-        wish = Wish(order, tuned, memory_rewrite, asked, elsewhere, machine.processor, machine.compared)
-        backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish)
-    return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)
+        options = CompileOptions(order, tuned, memory_rewrite, asked, elsewhere, machine.processor, machine.compared)
+        made = compiled_on(model, in_mode(given, power_mode), options)
+    return replace(made, compiled=with_carry(made.compiled, carry), metadata=model.metadata)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tvm_pipeline import Problem
 from tvm_pipeline.core.problem import checked_objective, is_lexicographic
 from tvm_pipeline.documents import TomlFile
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.runtime.replanning import timed
+from tvm_pipeline.runtime.replanning import with_runtime_objective
 from tvm_pipeline_video.service.settings import Settings
 
 _Control = TypedDict("_Control", {"objective": str, "min-throughput": float, "max-latency": float}, total=False)
@@ -30,7 +30,7 @@ def requested_problem(
 
     Raises OptionError for contradictions.
     """
-    usual = replace(timed(problem), min_throughput_fps=None, max_latency_s=None)
+    usual = replace(with_runtime_objective(problem), min_throughput_fps=None, max_latency_s=None)
     chosen = checked_objective(objective) if objective else usual.objective
     if is_lexicographic(chosen):
         raise OptionError(

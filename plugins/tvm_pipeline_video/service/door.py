@@ -15,7 +15,7 @@ from tvm_pipeline.errors import BundleError
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.workflow.applications import MeasuredApplication
 from tvm_pipeline.workflow.steps import Compiled
-from tvm_pipeline_video.service.host_planning import Described, rehearsed_application
+from tvm_pipeline_video.service.host_planning import ApplicationRecord, rehearsed_application
 from tvm_pipeline_video.service.settings import decoder_request
 from tvm_pipeline_video.service.video_extra import Interpretation, Request, hardware_decoders, interpret, profile_host
 
@@ -51,7 +51,7 @@ class _Read:
             compiled.graph, platform, self.source, self.found, video=self.video, lines=True
         )
         profile = profile_host(rehearsal, compiled, platform, profile)
-        known = Described(
+        known = ApplicationRecord(
             shown(self.source), request.name, rehearsal.setting, request.labels, request.threshold, request.classes
         )
         return MeasuredApplication(rehearsal.graph, profile, rehearsal.runner(compiled, platform), asdict(known))
@@ -65,8 +65,8 @@ def read(graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str
 
 
 def again(bundle: Bundle, source: str) -> Run:
-    """Return what runs a plan of the bundle's application on a source, or its own; raise as `Described` does."""
-    described = Described.of(bundle)
+    """Return what runs a plan of the bundle's application on a source, or its own; raise as ApplicationRecord does."""
+    described = ApplicationRecord.of(bundle)
     if described is None:
         raise BundleError(f"the bundle of {bundle.graph.name} holds the model alone; compile it with `source`")
     return described.rehearsal(bundle, source).runner(bundle.compiled, bundle.platform)

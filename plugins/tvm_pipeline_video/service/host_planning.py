@@ -117,7 +117,7 @@ def plan_with_host(
         NoPlanError: no plan is possible.
         PipelineError: the source broke, or the decoder failed.
     """
-    graph, known = rehearsal.graph, Described.of(bundle)
+    graph, known = rehearsal.graph, ApplicationRecord.of(bundle)
     plain = not (given or fresh or rate_fps or usual.min_throughput_fps or usual.max_latency_s)
     if known and plain and usual.objective == bundle.plan.objective:
         if not (differs := rehearsal.setting.differences(known.setting)):
@@ -334,7 +334,7 @@ def rehearsed_application(
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ApplicationRecord:
     """The application that a bundle was compiled for.
 
     Attributes:
@@ -357,8 +357,8 @@ class Described:
         return Request(self.decoder, self.labels, self.threshold, self.classes)
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Described | None:
-        """Return that of a bundle, None where it holds the model alone; raise BundleError where it is damaged."""
+    def of(cls, bundle: Bundle) -> ApplicationRecord | None:
+        """Return the record of a bundle, None where it holds the model alone; raise BundleError where it is damaged."""
         try:
             return None if bundle.application is None else msgspec.convert(bundle.application, cls)
         except msgspec.ValidationError as error:

@@ -42,7 +42,7 @@ from tvm_pipeline.workflow.steps import chosen_plan, given_plan
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.control import requested_problem
 from tvm_pipeline_video.service.host_planning import (
-    Described,
+    ApplicationRecord,
     HostPlan,
     application_key,
     kept_in_time,
@@ -349,7 +349,7 @@ class _Opened:
 def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretation:
     """Return how a model is read: as the settings say, else as the bundle has it, else as its file suggests."""
     request = settings.request(index)
-    if request == Request() and (known := Described.of(bundle)) and is_known(known.decoder or "none"):
+    if request == Request() and (known := ApplicationRecord.of(bundle)) and is_known(known.decoder or "none"):
         request = known.request  # a function of the user's own is taken only where it is given
     given = settings.preprocessing or bundle.preprocessing or settings_beside(settings.bundle[index])
     return interpret(bundle.compiled.graph, bundle.metadata, request, given, "from the bundle")

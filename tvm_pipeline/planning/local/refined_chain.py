@@ -10,7 +10,7 @@ start of a network multiply much, and layers at its end have most parameters; so
 a stage to the next.
 
 The cuts that were found are also plans: where each holds the one before, a chain of them is a pipeline, and often the
-best one. Next: `contenders.py`, which uses both.
+best one. Next: `candidates.py`, which uses both.
 """
 
 from __future__ import annotations

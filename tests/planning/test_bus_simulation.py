@@ -10,8 +10,8 @@ import pytest
 from tvm_pipeline import Problem, planning, read_graph, read_platform
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
+from tvm_pipeline.planning.bus_simulation import chosen_by_simulation, shares_a_bus
 from tvm_pipeline.planning.planner import proposed
-from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 
@@ -26,7 +26,7 @@ def problem_on(platform: str, network: str = "ResNet101", stages: int | None = 4
 def test_the_choice_is_no_slower_than_the_planner_s_own_or_a_baseline_s(network):
     problem = problem_on("coral-usb-4", network)
     decision = planning.plan(problem, "ideals")
-    chosen = rehearsed(problem, decision, proposed)
+    chosen = chosen_by_simulation(problem, decision, proposed)
     plans = [
         chosen.plan,
         decision.plan,

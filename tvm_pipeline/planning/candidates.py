@@ -1,8 +1,8 @@
 """The plans that compete in `best`, and the bound that holds for all of them.
 
 Where the downsets of a graph can be listed, dynamic programming over them is exact. Where they are too many, or the
-devices are, `anywhere.py` searches, and `local/bounds.py` bounds all plans that there are. Next: `planner.py`, which
-chooses between the candidates.
+devices are, `large_graphs.py` searches, and `local/bounds.py` bounds all plans that there are. Next: `planner.py`,
+which chooses between the candidates.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import cost_of, counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError
-from tvm_pipeline.planning.anywhere import (
+from tvm_pipeline.planning.baselines.two_stage import two_stage
+from tvm_pipeline.planning.baselines.whole_model import each_engine, replicas_by_engine, singles
+from tvm_pipeline.planning.large_graphs import (
     CP_SAT_S,
     Maker,
-    anywhere,
     by_edges,
     made,
+    plan_large_graph,
     reaches,
     size_of,
     with_time_left,
 )
-from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.planning.baselines.whole_model import each_engine, replicas_by_engine, singles
 from tvm_pipeline.planning.local.bounds import better_bound, lower_bound
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
@@ -65,7 +65,7 @@ class Found:
     error: NoPlanError | None = None
 
 
-def contenders(problem: Problem, deadline: float | None) -> Found:
+def find_candidates(problem: Problem, deadline: float | None) -> Found:
     """Return the distinct plans of all schedulers that compete, and the bound that holds for all plans of these."""
     # The downsets are listed once for all schedulers that cut the graph anywhere.
     cuts = listed_ideals(problem.graph)
@@ -117,7 +117,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
         if cuts is not None:
             with suppress(OptionError):  # many unequal devices have more states than can be held
                 return [_pipeline(left(), cuts)]
-        return [anywhere(left(), bound, again=bound.again)]
+        return [plan_large_graph(left(), bound, again=bound.again)]
 
     pipeline: dict[str, Maker] = {"pipeline": cut}
     if counts_edges(problem.objective):

@@ -32,14 +32,14 @@ def shares_a_bus(problem: Problem) -> bool:
     return problem.objective == "throughput" and len(set(buses)) < len(buses)
 
 
-def rehearsed(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Decision:
+def chosen_by_simulation(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Decision:
     """Return the decision for the plan that is fastest in the simulator.
 
     The plans compared are the decision's candidates, and plans for slower fetches of parameters. Predictions stay those
     of `evaluate`. A choice by simulation proves nothing, so the plan keeps the bound and is `feasible`.
 
     Args:
-        propose: the planner without rehearsal, `planner.proposed`.
+        propose: the planner without this simulation, `planner.proposed`.
     """
     rates: dict[Plan, float] = {}
     known = set()

@@ -1,7 +1,7 @@
 """Plans of graphs whose downsets are too many to list, and the bound of all plans that is tightened beside them.
 
 Minimum cuts find plans and bounds (`local/refined_chain.py`), local search improves plans, and CP-SAT goes on from
-there. Each gets a part of the time. Next: `contenders.py`, which calls `anywhere` and lets its plan compete.
+there. Each gets a part of the time. Next: `candidates.py`, which calls `plan_large_graph` and lets its plan compete.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Bound(Protocol):
     def tighten(self, other: tuple[float, ...]) -> None: ...
 
 
-def anywhere(problem: Problem, bound: Bound, *, again: bool) -> Plan:
+def plan_large_graph(problem: Problem, bound: Bound, *, again: bool) -> Plan:
     """Return a good pipeline of a graph whose downsets are too many to list.
 
     It begins with the best pipeline along the graph's order. What the bound by minimum cuts meets is better, local
