@@ -10,14 +10,13 @@ keep. The planner decided rightly if the measured share of late frames is on the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from prediction import models
+from prediction import decided, models, read_rounds, rounds_parser
 from rich.console import Console
 from rich.table import Table
 
@@ -27,8 +26,7 @@ from tvm_pipeline.core.plan import describe
 from tvm_pipeline.cost.under_load import FrameDeadline, in_time, with_latencies
 from tvm_pipeline.errors import LimitMissedError
 from tvm_pipeline.runtime.frame_stream import Tagged
-from tvm_pipeline.runtime.verification import VERIFY_S
-from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, decide, measured_profile
+from tvm_pipeline.workflow.steps import Compiled
 
 SHARES = (0.5, 0.8, 0.95)  # of the rate that the plan was measured to have
 FACTORS = (0.7, 1.4)  # of the predicted p99, for deadlines to decide
@@ -37,24 +35,13 @@ WARM_UP = 20  # frames that do not count
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each rate in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
-    arguments = parser.parse_args()
-    verify_s, shares, factors = VERIFY_S, SHARES, FACTORS
-    if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds, verify_s = ["branching"], 0.05, 1, 0.5
-        shares, factors = SHARES[:1], FACTORS[1:]
+    arguments = read_rounds(rounds_parser(__doc__, "rate", seconds=10.0, rounds=3), short_s=0.05)
+    shares, factors = (SHARES[:1], FACTORS[1:]) if arguments.short else (SHARES, FACTORS)
     quantiles = (column for name in ("p50", "p99") for column in (name, "measured", "error"))
     table = Table("network", "plan", "share", "fps", *quantiles, "deadlines")
     p50s, p99s, right = [], [], []
     for name, model in models(arguments.models):
-        made = compile_source(model)
-        profile = measured_profile(made, repeats=8 if arguments.short else REPEATS)
-        problem = Problem(made.compiled.graph, made.platform, profile)
-        decision, _ = decide(problem, compiled=made.compiled, verify_s=verify_s)
+        made, problem, decision = decided(model, short=arguments.short)
         plan, found = decision.plan, {result.plan.stages: result.throughput_fps for result in decision.measured}
         capacity_fps = found.get(plan.stages) or plan.predicted.throughput_fps or 0.0
         measured_s: dict[float, list[float]] = {share: [] for share in shares}

@@ -10,40 +10,26 @@ both latencies under load, and the error of the predicted one.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from dataclasses import replace
 
-from prediction import models
+from prediction import decided, models, read_rounds, rounds_parser
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Problem
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime.comparison import Measured, compare
-from tvm_pipeline.runtime.verification import VERIFY_S
-from tvm_pipeline.workflow.steps import REPEATS, compile_source, decide, measured_profile
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each plan in each round")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
-    arguments = parser.parse_args()
-    verify_s = VERIFY_S
-    if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds, verify_s = ["branching"], 0.1, 1, 0.5
+    arguments = read_rounds(rounds_parser(__doc__, "plan", seconds=1.5, rounds=7), short_s=0.1)
     table = Table(
         "network", "plan", "inside", "rate, few/many", "few p50", "few p99", "many p50", "many p99", "error p50"
     )
     ratios, errors = [], []
     for name, model in models(arguments.models):
-        made = compile_source(model)
-        profile = measured_profile(made, repeats=8 if arguments.short else REPEATS)
-        problem = Problem(made.compiled.graph, made.platform, profile)
-        few = decide(problem, compiled=made.compiled, verify_s=verify_s)[0].plan
+        made, _, decision = decided(model, short=arguments.short)
+        few = decision.plan
         many = replace(few, in_flight=None)
         plans = [few] if few.frames_inside == many.frames_inside else [few, many]
         run = compare(made.compiled, made.platform, plans, seconds=arguments.seconds, rounds=arguments.rounds)

@@ -17,22 +17,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Problem, detect_platform, frontends, planning, profile_model, settle_platform
+from tvm_pipeline import Decision, Problem, detect_platform, frontends, planning, profile_model, settle_platform
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime.comparison import Measured, compare
+from tvm_pipeline.runtime.verification import VERIFY_S
+from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, decide, measured_profile
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate in each round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
+    parser = rounds_parser(__doc__, "candidate", seconds=4.0, rounds=5)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds = ["branching"], 0.1, 1
+    arguments = read_rounds(parser, short_s=0.1)
 
     console = Console(width=140)
     backend, platform = settle_platform(detect_platform())
@@ -52,6 +48,33 @@ def main() -> None:
         arguments.json.write_text(
             json.dumps({**summary, "rows": [row(name, result) for name, result in rows]}, indent=1)
         )
+
+
+def rounds_parser(about: str | None, each: str, *, seconds: float, rounds: int) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that runs plans of networks in turns."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"of each {each} in each round")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
+    return parser
+
+
+def read_rounds(parser: argparse.ArgumentParser, short_s: float) -> argparse.Namespace:
+    """Return what the command line gives; with --short one round of one small model, of so many seconds."""
+    arguments = parser.parse_args()
+    if arguments.short:
+        arguments.models, arguments.seconds, arguments.rounds = ["branching"], short_s, 1
+    return arguments
+
+
+def decided(model: Model, *, short: bool) -> tuple[Compiled, Problem, Decision]:
+    """Compile, measure, plan and verify a model as `tvm-pipeline compile` does."""
+    made = compile_source(model)
+    profile = measured_profile(made, repeats=8 if short else REPEATS)
+    problem = Problem(made.compiled.graph, made.platform, profile)
+    decision, _ = decide(problem, compiled=made.compiled, verify_s=0.5 if short else VERIFY_S)
+    return made, problem, decision
 
 
 def models(names: list[str] | None) -> Iterator[tuple[str, Model]]:
