@@ -213,6 +213,7 @@ def test_inputs_may_be_one_array_or_arrays_by_name_and_be_used_again() -> None:
         ({"z": number(1)}, "the model has the inputs x; it was given z"),
         ({"x": number(1), "z": number(1)}, "it was given x, z"),
         ({}, "the model has the inputs x"),
+        ("x", "input x was given a str; a frame is an array, or arrays by input name"),
         (np.zeros(2, np.int64), r"input x is int64 of shape \[1\]; it was given int64 of shape \[2\]"),
         (np.zeros((), np.int64), r"given int64 of shape \[\]"),
         (np.zeros(1, np.float32), "given float32"),

@@ -53,7 +53,8 @@ from tvm_pipeline.workflow.steps import decide, planned
 def pareto_decision(problem: Problem) -> Decision:
     """Return the Pareto front as candidates; the one that is best by the objective is chosen."""
     plans = sorted(pareto(problem), key=cost_key)
-    return Decision(plans[0], tuple(plans), f"none of these {len(plans)} plans is beaten in everything by another")
+    why = f"none of these {len(plans)} plans is beaten in everything by another" if len(plans) > 1 else "the only one"
+    return Decision(plans[0], tuple(plans), why)
 
 
 def command(

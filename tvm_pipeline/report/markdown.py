@@ -40,6 +40,7 @@ def write_report(
     *,
     remarks: Sequence[str] = (),
     command: Sequence[str] = (),
+    paced: bool = False,
 ) -> Path:
     """Write the report of one run of `decision.plan`, `report.md`, and its pictures; return the file.
 
@@ -50,6 +51,7 @@ def write_report(
         records: of its workers, as `Pipeline.records` gives them; without any, nothing is drawn.
         remarks: lines to add to the measured figures.
         command: the arguments that made this report (`sys.argv`), printed as the way to reproduce it.
+        paced: as of `statistics_table`.
 
     Raises:
         PipelineError: a file cannot be written, or matplotlib is not installed.
@@ -66,7 +68,7 @@ def write_report(
         candidates_table(decision).markdown(),
         *_verification(decision),
         "## Predicted and measured",
-        statistics_table(plan.predicted, statistics, inside=plan.frames_inside).markdown(),
+        statistics_table(plan.predicted, statistics, inside=plan.frames_inside, paced=paced).markdown(),
         "\n".join(f"- {remark}" for remark in remarks),
         "## Stages",
         _bottleneck(evaluation, plan),

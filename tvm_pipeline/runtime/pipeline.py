@@ -358,6 +358,9 @@ class Pipeline(FrameStream):
         if inputs.keys() != expected.keys():
             raise ModelError(f"the model has the inputs {', '.join(expected)}; it was given {', '.join(inputs)}")
         for name, array in inputs.items():
+            if not hasattr(array, "dtype"):
+                kind = type(array).__name__
+                raise ModelError(f"input {name} was given a {kind}; a frame is an array, or arrays by input name")
             tensor = expected[name]
             rounds = np.dtype(tensor.dtype).kind in "fc"  # fractions may lose digits, integers would wrap around
             fits = np.can_cast(array.dtype, tensor.dtype, "same_kind" if rounds else "safe")

@@ -101,7 +101,7 @@ def _table(report: ModelReport) -> Group:
 
 def _figures(report: ModelReport) -> TextTable:
     predicted, inside = report.plan.predicted, report.plan.frames_inside
-    return statistics_table(predicted, report.statistics, report.energy, inside, paced=bool(report.sources))
+    return statistics_table(predicted, report.statistics, report.energy, inside, paced=report.paced)
 
 
 def _outcome(report: ModelReport) -> list[str]:

@@ -77,6 +77,7 @@ class ModelReport:
         found: how often each label was found, of the first hundred labels, in `found_in` frames.
         deadline: of the frames; None where none was asked for.
         late_share: the share of the frames that took longer.
+        paced: whether frames come at a rate, that of their source or `rate`, and not when the pipeline takes them.
     """
 
     label: str
@@ -94,6 +95,7 @@ class ModelReport:
     found_in: int = 0
     deadline: FrameDeadline | None = None
     late_share: float | None = None
+    paced: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for JSON."""

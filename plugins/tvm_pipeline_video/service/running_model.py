@@ -145,6 +145,7 @@ class RunningModel:
         decision: how the plan that the run began with was chosen; None if it was given.
         found, found_in, deadline: as in `ModelReport`.
         late: how many frames took longer than the deadline.
+        paced: whether its plan is for a rate of frames.
     """
 
     label: str
@@ -165,6 +166,7 @@ class RunningModel:
     found_in: int = 0
     deadline: FrameDeadline | None = None
     late: int = 0
+    paced: bool = False
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -226,6 +228,7 @@ class RunningModel:
             found_in=self.found_in,
             deadline=self.deadline,
             late_share=self.late / max(self.pipeline.frames, 1) if self.deadline else None,
+            paced=self.paced or bool(self.sources.statistics()),
         )
 
     def write_report(self, folder: Path, figures: ModelReport) -> None:
@@ -245,6 +248,7 @@ class RunningModel:
             self.pipeline.records()[-1][1],
             remarks=[f"{event.time_s:.1f} s: {event.kind}: {event.reason}" for event in figures.events],
             command=[without_secrets(argument) for argument in ("tvm-pipeline", *sys.argv[1:])],
+            paced=figures.paced,
         )
 
 
@@ -315,6 +319,7 @@ def opened_models(
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
             models[-1].deadline, models[-1].decision = one.planned.deadline, one.planned.decision
+            models[-1].paced = one.planned.rate_fps is not None
             if settings.late == "drop" and isinstance(one.sources, ModelSources):
                 for source in one.sources.live:
                     source.late_age_s = models[-1].late_age_s

@@ -93,6 +93,14 @@ def test_a_rate_that_no_plan_keeps_up_with_is_said(cli, bundle):
     assert "throughput" in outcome.json["objectives"]
 
 
+def test_a_rate_below_the_capacity_is_no_error_of_the_prediction(cli, bundle, monkeypatch):
+    monkeypatch.setattr("tvm_pipeline.report.tables.FULL", 1e9)  # a busy machine fills the pipeline at this rate, too
+    outcome = cli("run", bundle, "--source", FILM, "--rate", 20)
+    assert "The source sets the pace:" in outcome.out
+    [throughput] = [line for line in outcome.out.splitlines() if "throughput, fps" in line]
+    assert "%" not in throughput
+
+
 @pytest.mark.thorough
 def test_a_rate_makes_latency_the_objective(cli, bundle):
     outcome = cli("run", bundle, "--source", FILM, "--rate", 50, "--json")
