@@ -163,8 +163,8 @@ def _predicted(problem: Problem, decision: Decision, note: str = "", failed: Col
     why = decision.why
     if best != possible[0]:
         why = (
-            f"{describe(possible[0])} is not chosen unmeasured, because threads of a device's own would share cores "
-            f"with host work, and {describe(best)} is the best of the others; by prediction {why}"
+            f"{describe(possible[0])} is not chosen unmeasured: its threads would share cores with the host work, "
+            f"which no prediction covers. {describe(best)} is the best of the others; by prediction {why}"
         )
     return _chosen(decision, best, f"{why}; {note}" if note else why)
 
