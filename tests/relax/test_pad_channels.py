@@ -14,7 +14,7 @@ from tvm.relax import op
 from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relax.dataflow import name_of
 from tvm_pipeline.tvm.relax.numpy_table import constant
-from tvm_pipeline.tvm.relax.pad_channels import PadChannels, pad_channels
+from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 
 FRAME = np.random.default_rng(3).standard_normal((1, 16, 5, 5)).astype("float32")
 Ends = Callable[[relax.BlockBuilder, Any], Any]
@@ -95,7 +95,7 @@ def machine() -> relax.VirtualMachine:
 @pytest.mark.parametrize("name", ENDS)
 def test_results_are_the_same(name: str, machine: relax.VirtualMachine) -> None:
     index, (end, expected) = list(ENDS).index(name), ENDS[name]
-    padded = PadChannels()(module(end))
+    padded = pad_channels(module(end))
     assert sorted(kinds(padded)) == sorted(expected)
     assert pad_channels(padded) is padded
     frame = tvm.runtime.tensor(FRAME)

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tvm_pipeline.tvm.relax.numpy_table import TABLE, constant
-from tvm_pipeline.tvm.relax.simplify import Simplify, simplified
+from tvm_pipeline.tvm.relax.simplify import simplified
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 IMAGE = (1, 8, 6, 6)
@@ -152,7 +152,7 @@ CASES = {
 def test_a_module_becomes_another(name: str) -> None:
     case = CASES[name]
     before = tvm.IRModule({"main": function(case.before, *case.shapes)})
-    after = Simplify()(before)
+    after = simplified(before)
     tvm.ir.assert_structural_equal(
         after, tvm.IRModule({"main": function(case.after, *case.shapes)}), map_free_vars=True
     )

@@ -35,14 +35,6 @@ def pad_channels(mod: tvm.IRModule) -> tvm.IRModule:
     return rewritten(mod, _Padding().rules)
 
 
-@tvm.transform.module_pass(opt_level=0, name="PadChannels")
-class PadChannels:
-    """The pass of :func:`pad_channels`, for `tvm.transform.Sequential`."""
-
-    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        return pad_channels(mod)
-
-
 class _Padding:
     """Rules that look for tensors with padded channels, each behind a slice that cuts them off."""
 

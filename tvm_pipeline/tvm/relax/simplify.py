@@ -46,14 +46,6 @@ def simplified(mod: tvm.IRModule) -> tvm.IRModule:
     return rewritten(mod, _rules)
 
 
-@tvm.transform.module_pass(opt_level=0, name="Simplify")
-class Simplify:
-    """The pass of :func:`simplified`, for `tvm.transform.Sequential`."""
-
-    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        return simplified(mod)
-
-
 def _rules(name: str) -> tuple[Rule, ...]:
     if name == "tuple":
         return (_field,)
