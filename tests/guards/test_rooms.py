@@ -54,7 +54,7 @@ MOST_LINES = {
     "tvm_pipeline/backends": 2850,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 3110,
-    "tvm_pipeline/core": 3200,
+    "tvm_pipeline/core": 3210,
     "tvm_pipeline/cost": 2050,
     "tvm_pipeline/frontends": 2600,
     "tvm_pipeline/memory": 2800,
