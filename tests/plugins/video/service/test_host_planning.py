@@ -111,7 +111,7 @@ def test_a_rate_makes_latency_the_objective(cli, bundle):
 
 @pytest.mark.thorough
 def test_a_deadline_is_kept_or_what_would_be_kept_is_told(cli, bundle):
-    outcome = cli("run", bundle, "--source", FILM, "--rate", 20, "--deadline", "2s", "--json")
+    outcome = cli("run", bundle, "--source", FILM, "--rate", 20, "--deadline", "2s", "--adapt", "off", "--json")
     assert "no candidate keeps" not in outcome.err
     assert outcome.json["deadline"] == {"seconds": 2.0, "miss_share": 0.001, "rate_fps": 20.0}
     assert outcome.json["late_share"] == 0
