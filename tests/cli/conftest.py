@@ -21,7 +21,8 @@ def cli(capfd, monkeypatch) -> Callable[..., Outcome]:
     """
 
     def run(*arguments: object) -> Outcome:
-        quick = ("--verify", 0) if arguments[0] == "run" and "--verify" not in arguments else ()
+        measures = arguments[0] == "run" and not {"--verify", "--inputs"} & {*map(str, arguments)}
+        quick = ("--verify", 0) if measures else ()
         return run_command(capfd, monkeypatch, *arguments, *quick)
 
     return run

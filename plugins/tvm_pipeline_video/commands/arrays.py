@@ -23,17 +23,24 @@ from tvm_pipeline.files import check_distinct, replacing
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model
+from tvm_pipeline_video.service.running_model import plan_alone
 from tvm_pipeline_video.service.settings import Settings
 
 Arrays = Mapping[str, NDArray[Any]]
 Join = Callable[[Sequence[NDArray[Any]]], NDArray[Any]]
+
+# The settings that count here.
+USED = {
+    *("bundle", "source", "device", "platform", "input_shapes", "fresh", "isolate", "json"),
+    *("plan", "objective", "min_throughput", "max_latency"),
+}
 
 
 def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener: Listener) -> None:
     """Run the frames of a file through one model, and write its outputs.
 
     Args:
-        settings: of them `bundle`, `device`, `platform`, `input_shapes`, `fresh`, `isolate` and `json` count.
+        settings: those of USED.
         inputs: .npz with an array for each input, or .npy for a model of one input; see `frames_of`.
         outputs: .npz with an array for each output; nothing is written without it.
 
@@ -53,10 +60,11 @@ def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener:
         compiled = bundle.compiled
         with blamed(inputs, ModelError):
             frames, join = frames_of(arrays, compiled.graph.inputs)
+        plan = plan_alone(settings, bundle, *settings.plan[:1]).plan
         if settings.isolate is not False:
-            apart = isolated(compiled, bundle.platform, bundle.plan.stages, every=bool(settings.isolate))
+            apart = isolated(compiled, bundle.platform, plan.stages, every=bool(settings.isolate))
             compiled = stack.enter_context(apart)
-        with Pipeline(compiled, bundle.plan, bundle.platform) as pipe, blamed(inputs, ModelError):
+        with Pipeline(compiled, plan, bundle.platform) as pipe, blamed(inputs, ModelError):
             began_s = perf_counter()
             results = list(pipe.map(frames))
             taken_s = perf_counter() - began_s

@@ -113,9 +113,12 @@ def command(
     if outputs and not inputs:
         raise OptionError("`outputs` goes with `inputs`; of a video, `results` has what was found", option="outputs")
     if inputs:
-        from tvm_pipeline_video.commands.arrays import run_arrays
+        from tvm_pipeline_video.commands.arrays import USED, run_arrays
         from tvm_pipeline_video.commands.screen import Screen
 
+        for name, origin in {**origins, "config": "COMMANDLINE" if config else ""}.items():
+            if origin == "COMMANDLINE" and name not in USED:
+                raise OptionError(f"`{name}` does nothing with `inputs`; leave it out", option=name)
         with Screen() as screen, steps_to(screen.step):
             run_arrays(settings, inputs, outputs, screen)
         return

@@ -106,9 +106,8 @@ def opened_model(
             _compile(path, shapes, settings, kept, listener)
             found = stack.enter_context(opened_bundle(kept))
         else:
-            os.utime(
-                kept, ns=(time.time_ns(), kept.stat().st_mtime_ns)
-            )  # its applications know it by when it was written
+            # Used now; its applications know it by when it was written.
+            os.utime(kept, ns=(time.time_ns(), kept.stat().st_mtime_ns))
             for note in model.notes:
                 listener.warn(note)
             for line in found.profile.warnings:

@@ -568,7 +568,7 @@ def tell_source(
         listener.warn(f"{reason}{again}")
 
 
-def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None) -> HostPlan:
+def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None = None) -> HostPlan:
     """Return the plan of the model alone, where the work around it cannot be measured or no device could do it.
 
     It is that of a file, the best one for what the settings request, or the bundle's own without its host operators.

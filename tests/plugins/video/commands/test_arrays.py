@@ -28,6 +28,34 @@ def expected(net, frame):
     return output
 
 
+@pytest.mark.parametrize("given", [("--results", "found.jsonl"), ("--watchdog", 5), ("--config", "service.toml")])
+def test_an_option_that_does_nothing_is_refused(cli, net, given):
+    told = cli("run", net, "--inputs", "x.npz", *given)
+    assert told.code == 2
+    assert f"{given[0]} does nothing with --inputs" in told.err
+
+
+def test_a_plan_of_a_file_is_run(cli, net, tmp_path):
+    frame = np.random.default_rng(2).random(SHAPE, dtype=np.float32)
+    np.save(tmp_path / "x.npy", frame)
+    bundle = tmp_path / "net.tar"
+    assert cli("compile", net, "-o", bundle, "--verify", 0).code == 0
+    assert cli("plan", bundle, "--stages", 2, "-o", tmp_path / "two.json").code == 0
+    for model in (bundle, net):
+        told = cli(
+            "run",
+            model,
+            "--inputs",
+            tmp_path / "x.npy",
+            "--plan",
+            tmp_path / "two.json",
+            "--outputs",
+            tmp_path / "y.npz",
+        )
+        assert told.code == 0, told.err
+        np.testing.assert_allclose(np.load(tmp_path / "y.npz")["output0"], expected(net, frame), rtol=1e-4, atol=1e-4)
+
+
 def test_frames_come_out_in_order_joined_as_the_inputs_are(cli, net, tmp_path):
     several = np.random.default_rng(0).random((4, *SHAPE[1:]), dtype=np.float32)
     wanted = np.concatenate([expected(net, frame[None]) for frame in several])
