@@ -67,6 +67,7 @@ def check(pruning: Pruning, seed: int, nested: bool) -> None:
         assert (added.found.value if added.found else math.inf) == pytest.approx(latency)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("idea", IDEAS)
 def test_without_one_idea(idea: str, nested: bool) -> None:

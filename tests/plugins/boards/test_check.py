@@ -146,6 +146,7 @@ PSYS, PLATFORM = "rapl:psys", "sys/class/powercap/intel-rapl:1"
 STILL, MUCH = "cannot draw 0 W: its sensor stands still, or is not wired", " W are more than a socket gives"
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize(
     ("sensor", "before", "later", "told"),
     [
