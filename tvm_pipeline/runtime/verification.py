@@ -111,9 +111,9 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s
     counts = range(max(1 if own else 2, needed), most)
     kept: dict[int, list[float]] = {inside: [] for inside in counts[:: math.ceil(len(counts) / MOST_COUNTS) or 1]}
-    rounds = 0
-    while kept and rounds < SLOT_ROUNDS and time.perf_counter() < deadline_s:
-        rounds += 1
+    for _ in range(SLOT_ROUNDS):
+        if not kept or time.perf_counter() >= deadline_s:
+            break
         _log.info(f"measuring {describe(plan)} with {most} frames inside, and with {', '.join(map(str, kept))}")
         try:
             most_fps = run(plan, seconds).throughput_fps  # first, so that all meet the same frames of a file
@@ -124,7 +124,7 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
             return decision
         kept = {inside: shares for inside, shares in kept.items() if median(shares) >= LOST_RATE}
     for inside, shares in kept.items():
-        if rounds >= LEAST_ROUNDS and median(shares) >= KEPT_RATE:
+        if len(shares) >= LEAST_ROUNDS and median(shares) >= KEPT_RATE:
             few = replace(plan, in_flight=inside)
             return replace(decision, plan=few, candidates=(few, *decision.candidates[1:]))
     return decision
