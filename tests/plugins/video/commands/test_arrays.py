@@ -35,25 +35,20 @@ def test_an_option_that_does_nothing_is_refused(cli, net, given):
     assert f"{given[0]} does nothing with --inputs" in told.err
 
 
-def test_a_plan_of_a_file_is_run(cli, net, tmp_path):
+def test_a_plan_of_a_file_is_run(cli, net, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(arrays, "Pipeline", lambda *given: ran.append(given[1]) or Pipeline(*given))
     frame = np.random.default_rng(2).random(SHAPE, dtype=np.float32)
     np.save(tmp_path / "x.npy", frame)
     bundle = tmp_path / "net.tar"
     assert cli("compile", net, "-o", bundle, "--verify", 0).code == 0
     assert cli("plan", bundle, "--stages", 2, "-o", tmp_path / "two.json").code == 0
     for model in (bundle, net):
-        told = cli(
-            "run",
-            model,
-            "--inputs",
-            tmp_path / "x.npy",
-            "--plan",
-            tmp_path / "two.json",
-            "--outputs",
-            tmp_path / "y.npz",
-        )
+        files = ("--inputs", tmp_path / "x.npy", "--plan", tmp_path / "two.json", "--outputs", tmp_path / "y.npz")
+        told = cli("run", model, *files)
         assert told.code == 0, told.err
         np.testing.assert_allclose(np.load(tmp_path / "y.npz")["output0"], expected(net, frame), rtol=1e-4, atol=1e-4)
+    assert [len(plan.stages) for plan in ran] == [2, 2]
 
 
 def test_frames_come_out_in_order_joined_as_the_inputs_are(cli, net, tmp_path):
