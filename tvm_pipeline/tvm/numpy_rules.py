@@ -35,12 +35,17 @@ def ints(values: Any) -> list[int]:
     return [int(value) for value in values]
 
 
-_NAMES = "add subtract multiply maximum minimum abs negative equal not_equal less less_equal greater greater_equal"
-_LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
+# numpy's functions of these names compute what the operators of these names do.
+_OF_NUMBERS = (
+    *("add", "subtract", "multiply", "maximum", "minimum", "abs", "negative", "where"),
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not"),
+)
+_OF_FLOATS = ("power", "sqrt", "exp", "floor", "ceil")
 
 COMMON: dict[str, Rule] = {
-    **{name: arithmetic(getattr(np, name)) for name in (*_NAMES.split(), *_LOGICAL, "where")},
-    **{name: floating(getattr(np, name)) for name in ("power", "sqrt", "exp", "floor", "ceil")},
+    **{name: arithmetic(getattr(np, name)) for name in _OF_NUMBERS},
+    **{name: floating(getattr(np, name)) for name in _OF_FLOATS},
     "rsqrt": floating(lambda x: np.reciprocal(np.sqrt(x))),
     "nn.relu": arithmetic(lambda x: np.maximum(x, x.dtype.type(0))),
     "zeros_like": lambda call, out, like: np.zeros(out.shape, out.dtype),

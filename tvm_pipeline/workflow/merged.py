@@ -52,7 +52,8 @@ def merged(
             option="profile",
         )
     files: Sequence[Path | None] = profiles or [None] * len(sources)
-    list(map(check_there, sources))  # before minutes of compiling the first
+    for source in sources:  # before minutes of compiling the first
+        check_there(source)
     with ExitStack() as stack:
         parts = [
             stack.enter_context(planned(source, None, platform, file, devices=devices, from_models=from_models))
