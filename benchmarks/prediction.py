@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def rounds_parser(about: str | None, each: str, *, seconds: float, rounds: int) -> argparse.ArgumentParser:
-    """Return the options of a benchmark that runs plans of networks in turns."""
+    """Return the options of a benchmark that runs several plans of each network alternately."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
     parser.add_argument("--seconds", type=float, default=seconds, help=f"of each {each} in each round")

@@ -2,8 +2,8 @@
 
 A device runs the whole application, on a stretch of the real source, in a real pipeline of one stage; so every operator
 meets the caches as the model left them. The mean counts, not the median: frames differ (a key frame takes longer to
-encode), and all of them pass the same device. Equal devices are measured in turns, each from other places of a file on.
-The samples of equal devices count together.
+encode), and all of them pass the same device. Equal devices are measured one after the
+other, and each begins at other places of a file. The samples of equal devices count together.
 
 The interpreter's lock is measured by a probe: a thread on another core that takes the lock and gives it back all the
 time. While it has to wait, the operator holds the lock.

@@ -138,7 +138,7 @@ def test_children_together(scheduler: Scheduler, data: st.DataObject) -> None:
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_device_serves_as_many_stages_as_it_may(scheduler: Scheduler, objective: Objective, most: int) -> None:
-    """On the seven operators of a chain two devices are fast in turns, so that without a limit one serves four times.
+    """Two devices alternate as the faster one along seven operators, so without a limit one of them serves four times.
 
     Plans are counted here, and judged without the limit.
     """

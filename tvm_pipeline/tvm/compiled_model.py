@@ -137,7 +137,7 @@ class TvmModel(CompiledModel, Generic[L]):
 
         Args:
             targets: of the devices; equal ones share a library.
-            host: the target of the code that launches the kernels of devices with memory of their own.
+            host: the target of the code that launches the kernels of GPUs.
             elsewhere: see the class.
             tuned: False leaves out what tuning has found.
             processor: the one that it was found on; this machine's without it.

@@ -102,7 +102,7 @@ def checked(cli, driver, tmp_path, monkeypatch) -> Callable[[Sequence[Act], Act]
     package.jtop = Client  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jtop", package)
     for name in ("power", "is_alive", "opened"):
-        monkeypatch.setattr(Client, name, getattr(Client, name))
+        monkeypatch.setattr(Client, name, getattr(Client, name))  # what an act sets is undone after the test
     machine = Machine(tmp_path / "root", driver)
     driver.fake_machine(1, 0)
 

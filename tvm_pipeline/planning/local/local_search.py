@@ -247,7 +247,7 @@ def _cut_anew(run: _Run, budget: _Budget, *others: Integers) -> None:
     Args:
         others: more orders of the nodes to cut, which runs of other numbers of stages or other devices found.
     """
-    operator_of = np.argsort(run.node)  # a node is one operator here, and has a number of its own
+    operator_of = np.argsort(run.node)  # where each node is one operator
     while run.can_be_cut_anew and not budget.is_over:
         before = run.key
         own = [order[np.argsort(run.state.best_stage[order], kind="stable")] for order in run.orders]

@@ -94,10 +94,10 @@ class ScheduleKernels:
 
 @tvm.transform.module_pass(opt_level=0, name="ConcatenationsApart")
 class ConcatenationsApart:
-    """The pass: concatenations that a slice can do in place are kernels of their own, as with Relay.
+    """Makes each concatenation that a slice can do in place a separate kernel, as Relay does.
 
-    They get a pattern that FuseOps does not fuse. They are those of consecutive bytes: along the first axis of an
-    extent above 1, such as the channels of one image.
+    The pass gives such a concatenation a pattern that FuseOps does not fuse. Its inputs are consecutive bytes of its
+    result: it concatenates along the first axis of an extent above 1, such as the channels of one image.
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:

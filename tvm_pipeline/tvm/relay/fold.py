@@ -35,7 +35,7 @@ from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
-# TVM would read the options of its own build for each kernel: that is a sixth of the time of a compile.
+# Without this, TVM reads the options of its build again for each kernel, which takes a sixth of a compile's time.
 te_compiler.libinfo = cache(te_compiler.libinfo)
 
 MOST_FOLDED_BYTES = 1 << 26  # of a constant that is several times as large as those that it is computed from
