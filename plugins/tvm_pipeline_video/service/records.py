@@ -73,7 +73,8 @@ class ModelReport:
         sources: what became of the frames of each source that is read ahead.
         damaged: pieces of its sources that could not be decoded.
         energy: the joules of a frame, of all models of the run where a sensor measured them; None where nothing tells.
-        chosen_by: what chose the plan that the run began with: `prediction` or `measurement`; empty if it was given.
+        chosen_by: what chose the plan that the run began with, `prediction` or `measurement` with the rate that was
+            measured then; empty if the plan was given.
         found: how often each label was found, of the first hundred labels, in `found_in` frames.
         deadline: of the frames; None where none was asked for.
         late_share: the share of the frames that took longer.

@@ -223,7 +223,7 @@ class RunningModel:
             sources=self.sources.statistics(),
             damaged=self.sources.damaged(),
             energy=self.metering.frame if self.metering else energy_by_watts(self.problem, plan, statistics),
-            chosen_by=self.decision.decided_by if self.decision else "",
+            chosen_by=_chosen_by(self.decision) if self.decision else "",
             found=dict(self.found),
             found_in=self.found_in,
             deadline=self.deadline,
@@ -332,6 +332,11 @@ def opened_models(
             for model in models:
                 model.metering = metering
         yield models, write
+
+
+def _chosen_by(decision: Decision) -> str:
+    rate = f" ({decision.measured[0].throughput_fps:.1f} fps)" if decision.measured else ""
+    return f"{decision.decided_by}{rate}"
 
 
 def _came_out(models: Sequence[RunningModel]) -> tuple[int, float]:
