@@ -113,6 +113,24 @@ def double(numbers):
 
 
 @pytest.mark.thorough
+def test_a_loop_calls_those_of_other_modules_as_these_are_now(tmp_path: Path) -> None:
+    """numba keeps the machine code of the caller, whose own file did not change, with the former code of the callee."""
+    head = "from tvm_pipeline.solvers.hot import hot\n"
+    caller = "from callee import times\n@hot\ndef call(n):\n    return times(n) + 1\n"
+    (tmp_path / "caller.py").write_text(head + caller)
+    programs = {
+        "callee not yet compiled": "import caller; print(caller.call(10))",
+        "callee compiled before": "import callee; callee.times(1); import caller; print(caller.call(10))",
+    }
+    for factor in (2, 31):
+        (tmp_path / "callee.py").write_text(f"{head}@hot\ndef times(n):\n    return {factor} * n\n")
+        for program in programs.values():
+            path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+            found, _ = run(path + program, NUMBA_DISABLE_JIT="0", TVM_PIPELINE_CACHE=str(tmp_path / "cache"))
+            assert found == f"{10 * factor + 1}\n"
+
+
+@pytest.mark.thorough
 def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
     (tmp_path / "shared.py").write_text(
         "from tvm_pipeline.solvers.hot import hot\n@hot\ndef double(number):\n    return 2 * number\n"
