@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline.solvers.hot import hot
+from tvm_pipeline.solvers.xorshift import draw
 
 # What is added to every lack, since a small one, too, leaves a camera without a host.
 EVERY_LACK = 0.02
@@ -52,17 +53,6 @@ class Pairs(NamedTuple):
     begin: NDArray[np.int64]
     cameras: NDArray[np.int64]
     share: NDArray[np.float64]
-
-
-@hot
-def draw(random: Any, count: Any) -> Any:
-    """Return a whole number below `count`. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8, 2003."""
-    x = random[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    random[0] = x
-    return np.int64((x >> np.uint64(11)) * (1.0 / 9007199254740992.0) * count)
 
 
 @hot

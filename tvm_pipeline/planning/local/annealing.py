@@ -15,25 +15,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from tvm_pipeline.planning.local.device_figures import COUNT, MACS, PARAMS
 from tvm_pipeline.planning.local.search_state import BYTES, COMMUNICATION, ENERGY, LATENCY, MEMORY, NOTHING, OVERFLOW
 from tvm_pipeline.solvers.hot import hot
+from tvm_pipeline.solvers.xorshift import draw
 
 # A limit counts as kept up to this, which is below the rounding that the judge allows.
 KEPT = 5e-10
-
-
-@hot
-def draw(random: Any, count: Any) -> Any:
-    """Return a whole number below `count`. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8, 2003."""
-    x = random[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    random[0] = x
-    return np.int64((x >> np.uint64(11)) * (1.0 / 9007199254740992.0) * count)
 
 
 @hot

@@ -96,6 +96,16 @@ def _accumulate(parent: Any, added: Any, weights: Any, total: Any) -> None:
         total[i] = total[parent[i]] + weights[added[i]]
 
 
+@hot
+def is_inside(zone: Any, members: Any, i: Any, j: Any) -> Any:
+    """Return whether cut j, which is later in their order, contains cut i; see `Cuts`."""
+    if zone[i] == zone[j]:
+        for word in range(members.shape[1]):
+            if members[i, word] & ~members[j, word]:
+                return False
+    return True
+
+
 def prefixes(graph: OperatorGraph) -> Cuts:
     """Return the N+1 prefixes of the graph's own order, each a zone of its own."""
     zones: list[_FreeAndSeparator] = [([], operator) for operator in range(len(graph))]

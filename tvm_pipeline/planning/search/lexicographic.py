@@ -36,7 +36,7 @@ from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.search.cuts import Cuts, Integers
+from tvm_pipeline.planning.search.cuts import Cuts, Integers, is_inside
 from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
 
@@ -355,16 +355,6 @@ class _Rule(NamedTuple):
 
 
 @hot
-def _is_inside(zone: Any, members: Any, i: int, j: int) -> Any:
-    """Return whether cut j, which is later in their order, contains cut i."""
-    if zone[i] == zone[j]:
-        for word in range(members.shape[1]):
-            if members[i, word] & ~members[j, word]:
-                return False
-    return True
-
-
-@hot
 def _longest(zone: Any, members: Any, longest: Any) -> None:
     """Fill the number of stages of the longest chain that ends at each cut."""
     before = 0  # the longest chain that ends in an earlier zone
@@ -376,7 +366,7 @@ def _longest(zone: Any, members: Any, longest: Any) -> None:
             start = j
         best = before + 1 if start > 0 else 1
         for i in range(start, j):
-            if _is_inside(zone, members, i, j):
+            if is_inside(zone, members, i, j):
                 best = max(best, longest[i] + 1)
         longest[j] = best
 
@@ -402,6 +392,6 @@ def _extend(cuts: _Cuts, last: _Layer, new: _Layer, rule: _Rule) -> None:
                 widest = last.second[i]
             if total > best_first or (total == best_first and widest >= best_second):
                 continue
-            if _is_inside(cuts.zone, cuts.members, i, j):
+            if is_inside(cuts.zone, cuts.members, i, j):
                 best_first, best_second, best = total, widest, i
         new.first[j], new.second[j], new.choice[j] = best_first, best_second, best

@@ -32,7 +32,7 @@ from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
-from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Floats
+from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Floats, is_inside
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors
 from tvm_pipeline.planning.together.model_figures import listed_cuts
 from tvm_pipeline.solvers.hot import hot
@@ -234,7 +234,7 @@ def least_path(
 
     A stage costs its seconds and the price of the parameters that it caches, which it chooses.
     """
-    count, words = members.shape
+    count = len(zone)
     value = np.full(count, np.inf)
     value[0] = 0.0
     # Of all cuts up to one, the most of each sum, so that a stage from any of these costs at least the rest.
@@ -259,14 +259,8 @@ def least_path(
             size = params[end] - params[start]
             if size > f.capacity or size < 0:
                 continue
-            if zone[start] == zone[end]:
-                inside = True
-                for word in range(words):
-                    if members[start, word] & ~members[end, word]:
-                        inside = False
-                        break
-                if not inside:
-                    continue
+            if not is_inside(zone, members, start, end):
+                continue
             fixed = f.call + added[end] - added[start] + f.enter[start] + f.leave[end]
             if start > 0:
                 fixed += f.link[start]

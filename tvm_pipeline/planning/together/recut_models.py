@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_pipeline.planning.search.cuts import Floats
+from tvm_pipeline.planning.search.cuts import Floats, is_inside
 from tvm_pipeline.planning.together.annealed_cuts import State
 from tvm_pipeline.planning.together.model_figures import Models
 from tvm_pipeline.solvers.hot import hot
@@ -91,8 +91,7 @@ def fetched(params: Any, all_params: Any, cached: Any) -> Any:
 @hot
 def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: Any, most: Any) -> Any:
     """Return the cut behind each stage, by its place in the row of the cuts; -1 where a load always reaches `most`."""
-    count, words = members.shape
-    stages, first = len(devices), f.first[i]
+    count, stages, first = len(zone), len(devices), f.first[i]
     value, parent = np.full((stages + 1, count), np.inf), np.full((stages + 1, count), -1)
     value[0, 0] = 0.0
     for s in range(stages):
@@ -139,14 +138,8 @@ def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: An
                 load = max(load, value[s, start])
                 if load >= most or load >= value[s + 1, end]:
                     continue
-                if zone[start] == zone[end]:
-                    inside = True
-                    for word in range(words):
-                        if members[start, word] & ~members[end, word]:
-                            inside = False
-                            break
-                    if not inside:
-                        continue
+                if not is_inside(zone, members, start, end):
+                    continue
                 value[s + 1, end] = load
                 parent[s + 1, end] = start
     found = np.full(stages, -1)
