@@ -1,15 +1,13 @@
 """The costs of a problem as arrays over cuts: the cost of a stage between two cuts on one device.
 
 Every search needs the cost of the operators between cut i and cut j on device d, which receives cut i from device p.
-It follows from sums that are computed once:
+It follows from `cost/stage_table.py` and from sums that are computed once:
 
-    call[d] + add[d, j] - add[d, i] + max(work[d, j] - work[d, i], spill[d] * (bytes between - cached[d]))
-    + enter[p, d, i] + leave[d, j]
+    computing(d, added[d, j] - added[d, i], work[d, j] - work[d, i], bytes between) + enter[p, d, i] + leave[d, j]
 
-These are the terms of `cost/device_costs.py`. For a measured device only `add`, `enter` and `leave` are not zero, and
-costs are additive. For a modelled device (an Edge TPU with its parameter cache) they are not, because of the maximum.
-Next: `dynamic_programming.py`, whose searches read these arrays; `planning/baselines/segments.py`, for costs that only
-a call returns.
+For a measured device only `added`, `enter` and `leave` are not zero, and costs are additive. For a modelled device (an
+Edge TPU with its parameter cache) they are not. Next: `dynamic_programming.py`, whose searches read these arrays;
+`planning/baselines/segments.py`, for costs that only a call returns.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import numpy as np
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.stage_table import StageTable, computing_many, stage_table
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
 CutIndices = Integers | int
@@ -33,18 +32,16 @@ class StageCosts:
     """Costs of D devices over M cuts, in seconds or joules.
 
     Attributes:
-        call, spill, cached: D.
-        add, work, leave: D x M.
+        table: of the devices.
+        added, work, leave: D x M.
         enter: (D+1) x D x M; what device d pays to receive cut i from device p. Row D is the source of the frames.
-        least, least_added: M; cumulative costs of each operator on its cheapest device, in all and by `add` alone.
+        least, least_added: M; cumulative costs of each operator on its cheapest device, in all and by `added` alone.
         impossible: a cost that a stage only reaches if its device cannot run one of its operators.
     """
 
-    call: Floats
-    add: Floats
+    table: StageTable
+    added: Floats
     work: Floats
-    spill: Floats
-    cached: Floats
     enter: Floats
     leave: Floats
     least: Floats
@@ -54,14 +51,13 @@ class StageCosts:
     @property
     def adds_up(self) -> bool:
         """Return whether a stage costs the sum of its operators and of the transfers at its first cut."""
-        return not (self.call.any() or self.work.any() or self.spill.any() or self.leave.any())
+        return not (self.table.call.any() or self.work.any() or self.table.spill.any() or self.leave.any())
 
     def stage(self, param_bytes: Floats, device: int, source: int, start: CutIndices, end: CutIndices) -> Floats:
         """Return the cost of one stage, or of many stages in one call; `param_bytes` are those of the cuts."""
-        spilled = self.spill[device] * np.maximum(0.0, param_bytes[end] - param_bytes[start] - self.cached[device])
-        work = np.maximum(self.work[device, end] - self.work[device, start], spilled)
-        added = self.add[device, end] - self.add[device, start]
-        total: Floats = self.call[device] + added + work + self.enter[source, device, start] + self.leave[device, end]
+        added, work = (sums[device, end] - sums[device, start] for sums in (self.added, self.work))
+        computed = computing_many(self.table, device, added, work, param_bytes[end] - param_bytes[start])
+        total: Floats = computed + self.enter[source, device, start] + self.leave[device, end]
         return total
 
 
@@ -84,22 +80,11 @@ def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> Sta
     return _costs(problem, cuts, devices, watts, joules=True)
 
 
-def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str, working: int = 1) -> StageCosts:
+def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str) -> StageCosts:
     """Return the seconds for which a stage occupies one bus: parameters beyond caches, and transfers over links."""
-    every = stage_seconds(problem, cuts, devices, working)
-    own = np.array([cost_of(problem, device).shared_bus == bus for device in devices])
-    return StageCosts(
-        call=np.zeros(len(devices)),
-        add=np.zeros_like(every.add),
-        work=np.zeros_like(every.work),
-        spill=np.where(own, every.spill, 0.0),
-        cached=every.cached,
-        enter=_links(problem, cuts, devices, [1.0] * len(devices), bus),
-        leave=np.zeros_like(every.leave),
-        least=np.zeros(len(cuts)),
-        least_added=np.zeros(len(cuts)),
-        impossible=math.inf,
-    )
+    table, nothing = stage_table(problem, devices, bus=bus), np.zeros((len(devices), len(cuts)))
+    enter, leave = _transfers(table, cuts)
+    return StageCosts(table, nothing, nothing, enter, leave, nothing[0], nothing[0], impossible=math.inf)
 
 
 def least_bus_seconds(problem: Problem, devices: Sequence[Device], bus: str, most_devices: int) -> float:
@@ -131,11 +116,9 @@ def _costs(
 
     With `joules`, the measured joules of a device replace the seconds of its operators, if a sensor measured them.
     """
-    count, operators = len(cuts), problem.graph.operators
-    size = len(devices)
-    call, spill, cached = np.zeros(size), np.zeros(size), np.full(size, np.inf)
-    work, leave = np.zeros((size, count)), np.zeros((size, count))
-    enter = _links(problem, cuts, devices, scale)
+    operators, size = problem.graph.operators, len(devices)
+    table = stage_table(problem, devices, scale)
+    enter, leave = _transfers(table, cuts)
     figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
     busiest = np.zeros((size, len(operators)))
     macs = np.array([operator.macs for operator in operators], np.float64)
@@ -145,32 +128,21 @@ def _costs(
         blocked[index] = np.isnan(seconds)
         measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
         figures[index] = np.nan_to_num(seconds) * factor if None in measured_j else measured_j
-        call[index] = costs.call_s * factor
         busiest[index] = costs.every_work_s(macs) * factor
-        work[index] = cuts.sums(busiest[index])
-        spill[index] = costs.spill_s_per_byte * factor
-        cached[index] = costs.cached_bytes
-        enter[:, index] += (costs.receive.latency_s + cuts.crossing_bytes * costs.receive.s_per_byte) * factor
-        leave[index] = (costs.send.latency_s + cuts.crossing_bytes * costs.send.s_per_byte) * factor
+    work = np.array([cuts.sums(row) for row in busiest])
     # This is above the cost of every possible stage, but small enough that sums with it keep the digits of other terms.
     impossible = 1.0 + 4.0 * float(
-        figures.sum(axis=1).max() + (call + work[:, -1]).max() + enter.max() + leave.max()
-        + (spill * cuts.param_bytes[-1]).max()
+        figures.sum(axis=1).max() + (table.call + work[:, -1]).max() + enter.max() + leave.max()
+        + (table.spill * cuts.param_bytes[-1]).max()
     )  # fmt: skip
     cheapest = np.where(blocked, 2 * impossible, figures)
-    add = np.array([cuts.sums(row) for row in cheapest])
+    added = np.array([cuts.sums(row) for row in cheapest])
     least, least_added = cuts.sums((cheapest + busiest).min(axis=0)), cuts.sums(cheapest.min(axis=0))
-    return StageCosts(call, add, work, spill, cached, enter, leave, least, least_added, impossible)
+    return StageCosts(table, added, work, enter, leave, least, least_added, impossible)
 
 
-def _links(
-    problem: Problem, cuts: Cuts, devices: Sequence[Device], scale: list[float], bus: str | None = None
-) -> Floats:
-    """Return (D+1) x D x M costs of transfers over all links, or over the links of one bus."""
-    enter = np.zeros((len(devices) + 1, len(devices), len(cuts)))
-    for p, source in enumerate(devices):
-        for d, (device, factor) in enumerate(zip(devices, scale, strict=True)):
-            link = problem.link(source.name, device.name)
-            if source != device and bus in (None, link.bus):
-                enter[p, d] = (link.latency_s + cuts.crossing_bytes * link.transfer.s_per_byte) * factor
-    return enter
+def _transfers(table: StageTable, cuts: Cuts) -> tuple[Floats, Floats]:
+    """Return (D+1) x D x M costs of receiving each cut, and D x M costs of sending it."""
+    (fixed, of_byte), (send, of_sent) = table.receive[:, None] + table.link, table.send
+    enter = fixed[..., None] + of_byte[..., None] * cuts.crossing_bytes
+    return enter, send[:, None] + of_sent[:, None] * cuts.crossing_bytes

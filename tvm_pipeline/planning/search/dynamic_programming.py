@@ -266,7 +266,7 @@ def _search(problem: Problem, space: Space, at_most: float, deadline: float | No
         return _tighten(space, busy, idle, search, deadline, in_time, slowest=True)
     for bus in buses(problem, devices):
         if search.found:
-            carried = bus_seconds(problem, cuts, devices, bus, space.working or 1)
+            carried = bus_seconds(problem, cuts, devices, bus)
             least = least_bus_seconds(problem, devices, bus, space.most_devices)
             search = _tighten(space, busy, carried, search, deadline, max, least=least)
     return search

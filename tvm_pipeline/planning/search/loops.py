@@ -15,6 +15,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
+from tvm_pipeline.cost.stage_table import StageTable, computing, fetched
+from tvm_pipeline.planning.search.cuts import is_inside
 from tvm_pipeline.solvers.hot import hot
 
 
@@ -57,18 +59,16 @@ class Costs(NamedTuple):
     """The costs of stages, in seconds or in the figure that is added up; see `cost_tables.StageCosts`.
 
     Attributes:
-        call, spill, cached: D.
-        add, work, leave: D x M.
+        table: of the devices.
+        added, work, leave: D x M.
         enter: R x M, with R distinct rows; the cost of receiving each cut.
         which: S x W; the row of `enter` for each stage and member of its unit.
         impossible: a cost that a stage only reaches if its device cannot run one of its operators.
     """
 
-    call: Any
-    add: Any
+    table: StageTable
+    added: Any
     work: Any
-    spill: Any
-    cached: Any
     leave: Any
     enter: Any
     which: Any
@@ -150,8 +150,9 @@ class Queue(NamedTuple):
 @hot
 def device_cost(costs: Costs, row: int, d: int, i: int, j: int, param_bytes: float) -> Any:
     """Return the cost of the operators between cuts i and j on device d, with the given row of `enter`."""
-    busy = max(costs.work[d, j] - costs.work[d, i], costs.spill[d] * max(0.0, param_bytes - costs.cached[d]))
-    return costs.call[d] + costs.add[d, j] - costs.add[d, i] + busy + costs.leave[d, j] + costs.enter[row, i]
+    added, work = costs.added[d, j] - costs.added[d, i], costs.work[d, j] - costs.work[d, i]
+    computed = computing(costs.table, d, added, work, fetched(costs.table, d, param_bytes))
+    return computed + costs.leave[d, j] + costs.enter[row, i]
 
 
 @hot
@@ -201,16 +202,6 @@ def unit_cost(
 
 
 @hot
-def is_inside(cuts: CutArrays, i: int, j: int) -> Any:
-    """Return whether cut j, which is later in their order, contains cut i."""
-    if cuts.zone[i] == cuts.zone[j]:
-        for word in range(cuts.sets.shape[1]):
-            if cuts.sets[i, word] & ~cuts.sets[j, word]:
-                return False
-    return True
-
-
-@hot
 def advance(
     lattice: Lattice, cuts: CutArrays, window: Window, seconds: Costs, added: Costs, goal: Goal, table: Table,
     begin: int, end: int,
@@ -244,7 +235,7 @@ def advance(
                         continue
                 elif before > new:
                     new = before
-                if new >= best or not cuts.usable[i] or not is_inside(cuts, i, j):
+                if new >= best or not cuts.usable[i] or not is_inside(cuts.zone, cuts.sets, i, j):
                     continue
                 best = new
                 table.value[b, j] = new
@@ -260,11 +251,11 @@ def last_end(cuts: CutArrays, seconds: Costs, goal: Goal, stage: int, d: int, i:
 
     Bisection finds it, since seconds and bytes never fall along the cuts.
     """
-    slack = min(goal.cap, seconds.impossible) + seconds.add[d, i] - seconds.enter[seconds.which[stage, 0], i]
+    slack = min(goal.cap, seconds.impossible) + seconds.added[d, i] - seconds.enter[seconds.which[stage, 0], i]
     near, far = i, len(cuts.param_bytes) - 1
     while near < far:
         middle = (near + far + 1) // 2
-        if seconds.add[d, middle] <= slack and cuts.param_bytes[middle] - cuts.param_bytes[i] <= goal.capacity[d]:
+        if seconds.added[d, middle] <= slack and cuts.param_bytes[middle] - cuts.param_bytes[i] <= goal.capacity[d]:
             near = middle
         else:
             far = middle - 1
@@ -348,11 +339,11 @@ def advance_chain(
                     continue
                 until = last_end(cuts, seconds, goal, stage, d, i)
                 if until > i:
-                    value = table.value[a, i] - added.add[d, i] + added.enter[added.which[stage, 0], i]
+                    value = table.value[a, i] - added.added[d, i] + added.enter[added.which[stage, 0], i]
                     insert(queue, b, value, until, i, a)
             while queue.head[b] < queue.tail[b] and queue.until[b, queue.head[b]] < j:
                 queue.head[b] += 1
             if queue.head[b] < queue.tail[b] and cuts.usable[j] and window.low[b] <= j <= window.high[b]:
-                table.value[b, j] = queue.value[b, queue.head[b]] + added.add[d, j]
+                table.value[b, j] = queue.value[b, queue.head[b]] + added.added[d, j]
                 table.origin[b, j] = queue.cut[b, queue.head[b]]
                 table.leader[b, j] = queue.state[b, queue.head[b]]

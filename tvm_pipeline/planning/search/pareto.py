@@ -80,7 +80,7 @@ def _figures(predictions: list[Prediction]) -> Floats:
 def _spread(problem: Problem, cuts: Cuts, usable: Any) -> Any:
     """Return MOST_CUTS of the usable cuts, spread evenly over the seconds of each operator on its fastest device."""
     costs = stage_seconds(problem, cuts, problem.platform.devices)
-    done = np.min(costs.add + costs.work, axis=0)
+    done = np.min(costs.added + costs.work, axis=0)
     positions = np.flatnonzero(usable)
     targets = np.linspace(0, done[positions[-1]], MOST_CUTS - 2)
     chosen = np.zeros(len(cuts), bool)

@@ -273,17 +273,7 @@ def _cut_arrays(space: Space) -> loops.CutArrays:
 
 def _costs(space: Space, states: States, costs: StageCosts) -> loops.Costs:
     which, enter = _entering(space, states, costs)
-    return loops.Costs(
-        costs.call,
-        costs.add,
-        costs.work,
-        costs.spill,
-        costs.cached,
-        costs.leave,
-        enter,
-        which,
-        float(costs.impossible),
-    )
+    return loops.Costs(costs.table, costs.added, costs.work, costs.leave, enter, which, float(costs.impossible))
 
 
 def _to_come(space: Space, costs: StageCosts, masks: Sequence[int]) -> Floats:
@@ -293,14 +283,14 @@ def _to_come(space: Space, costs: StageCosts, masks: Sequence[int]) -> Floats:
     bytes that the caches of the unused devices cannot hold cost something, too.
     """
     least: Floats = np.tile(costs.least[-1] - costs.least, (len(masks), 1))
-    if len(space.once) < len(space.devices) or not costs.spill.all():
+    if len(space.once) < len(space.devices) or not costs.table.spill.all():
         return least
     param_bytes = space.param_bytes
     for row, mask in zip(least, masks, strict=True):
-        left = sorted((c for d, c in enumerate(costs.cached) if not mask >> d & 1), reverse=True)
+        left = sorted((c for d, c in enumerate(costs.table.cached) if not mask >> d & 1), reverse=True)
         capacity = sum(left[: max(0, space.most_devices - mask.bit_count())])
         beyond = np.maximum(0.0, param_bytes[-1] - param_bytes - capacity)
-        np.maximum(row, costs.spill.min() * beyond + costs.least_added[-1] - costs.least_added, out=row)
+        np.maximum(row, costs.table.spill.min() * beyond + costs.least_added[-1] - costs.least_added, out=row)
     return least
 
 

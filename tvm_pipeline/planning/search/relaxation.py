@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from tvm_pipeline.cost.stage_table import StageTable, computing, fetched
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 from tvm_pipeline.planning.search.space import Space
@@ -69,7 +70,7 @@ def windows(space: Space, elders: list[int], seconds: StageCosts | None, cap: fl
         if len(unit) > 1:
             start[index] = np.maximum(start[index], unordered_from)
         if seconds is not None and capped:
-            rows = [(np.maximum.accumulate(seconds.add[d]), _least_after(seconds.add[d])) for d in unit]
+            rows = [(np.maximum.accumulate(seconds.added[d]), _least_after(seconds.added[d])) for d in unit]
             # Of n replicas the fastest must take at most n times the cap.
             early = [np.searchsorted(most, least - cap * len(unit) * (1 + 1e-9), side="left") for most, least in rows]
             start[index] = np.maximum(start[index], np.min(early, axis=0))
@@ -130,12 +131,10 @@ class _Relaxed:
             self._rest(space),
             space.param_bytes,
             space.capacity,
-            seconds.call,
-            seconds.spill,
-            seconds.cached,
-            np.maximum.accumulate(seconds.add, axis=1),
+            seconds.table,
+            np.maximum.accumulate(seconds.added, axis=1),
             np.maximum.accumulate(seconds.work, axis=1),
-            _least_after(seconds.add),
+            _least_after(seconds.added),
             _least_after(seconds.work),
             np.maximum.accumulate(space.ordered),
             _least_after(space.ordered),
@@ -190,9 +189,10 @@ class _Arrays(NamedTuple):
         sizes: U; how many devices a unit has.
         rest: sets x U; the index of the set without the unit, or -1 if the set does not contain the unit.
         param_bytes: M; parameter bytes of the operators before each cut.
-        capacity, call, spill, cached: D; see `cost_tables.StageCosts`.
-        most_add, most_work: D x M; the greatest of the cumulative costs up to a cut.
-        least_add, least_work: D x M; the least of the cumulative costs from a cut on.
+        capacity: D; see `Space`.
+        table: of the devices.
+        most_added, most_work: D x M; the greatest of the cumulative costs up to a cut.
+        least_added, least_work: D x M; the least of the cumulative costs from a cut on.
         most_ordered, least_ordered: M; the same of the numbers of ordered operators.
     """
 
@@ -201,12 +201,10 @@ class _Arrays(NamedTuple):
     rest: Any
     param_bytes: Any
     capacity: Any
-    call: Any
-    spill: Any
-    cached: Any
-    most_add: Any
+    table: StageTable
+    most_added: Any
     most_work: Any
-    least_add: Any
+    least_added: Any
     least_work: Any
     most_ordered: Any
     least_ordered: Any
@@ -223,9 +221,9 @@ def _is_fast(arrays: _Arrays, unit: int, i: int, j: int, cap: float) -> Any:
         d = arrays.members[unit, m]
         if param_bytes > arrays.capacity[d]:
             return False
-        work = arrays.least_work[d, j] - arrays.most_work[d, i]
-        work = max(work, arrays.spill[d] * max(0.0, param_bytes - arrays.cached[d]))
-        seconds = arrays.call[d] + max(0.0, arrays.least_add[d, j] - arrays.most_add[d, i]) + max(0.0, work)
+        added = max(0.0, arrays.least_added[d, j] - arrays.most_added[d, i])
+        work = max(0.0, arrays.least_work[d, j] - arrays.most_work[d, i])
+        seconds = computing(arrays.table, d, added, work, fetched(arrays.table, d, param_bytes))
         rate += 1.0 / max(seconds, 1e-12)
     return rate * cap >= 1.0 - 1e-12
 

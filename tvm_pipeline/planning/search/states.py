@@ -100,7 +100,7 @@ def elders_of(space: Space, tables: Sequence[StageCosts]) -> list[int]:
         swap = list(range(size + 1))
         swap[a], swap[b] = b, a
         return all(
-            all(np.array_equal(row[a], row[b]) for row in (t.call, t.add, t.work, t.spill, t.cached, t.leave))
+            all(np.array_equal(row[a], row[b]) for row in (*t.table[:3], t.added, t.work, t.leave))
             and np.array_equal(t.enter, t.enter[swap][:, swap[:-1]])
             for t in tables
         )

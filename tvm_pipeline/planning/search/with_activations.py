@@ -333,8 +333,8 @@ def _tables(costs: StageCosts, param_bytes: Floats) -> list[Floats]:
     ends = np.arange(len(param_bytes))
     starts = ends[:, None]
     tables = []
-    for device in range(len(costs.call)):
-        taken = costs.stage(param_bytes, device, len(costs.call), starts, ends) - costs.enter[-1, device][:, None]
+    for device in range(len(costs.added)):
+        taken = costs.stage(param_bytes, device, len(costs.added), starts, ends) - costs.enter[-1, device][:, None]
         tables.append(np.where((starts < ends) & (taken < costs.impossible), taken, np.inf))
     return tables
 

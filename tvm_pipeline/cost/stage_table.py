@@ -1,0 +1,103 @@
+"""The figures of devices as arrays, and the loops that add up what a stage costs on one: the formula of all searches.
+
+A stage on device d, which receives a frame from device p, costs
+
+    call + added + max(work, spill * fetched bytes)   computing
+    + receive + link[p] + send                        transfers, each a fixed part and a part for each byte
+
+where `added` and `work` are sums over its operators (`device_costs.py`), and the fetched bytes are the parameters
+beyond the cache. Searches differ in how they come to these sums; none of them adds up costs in another way. A new kind
+of cost is a field of `StageTable` and a term of a loop here. `evaluate.py`, which judges every plan, computes the same
+without these arrays, and so checks them.
+
+Next: `planning/search/cost_tables.py`, the sums over all cuts of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import Floats, cost_of
+from tvm_pipeline.solvers.hot import hot
+
+
+class StageTable(NamedTuple):
+    """The figures of D devices, in seconds or in another unit that seconds are scaled to.
+
+    Attributes:
+        call: D; of a stage.
+        spill: D; of a byte of parameters beyond the cache, which every frame fetches again.
+        cached: D; the capacity of the cache in bytes; infinite where all parameters stay.
+        receive, send: 2 x D; the fixed cost of a transfer, and the cost of a byte.
+        link: 2 x (D + 1) x D; the same, from the device of the row. Row D is the source of the frames, which is free.
+    """
+
+    call: Floats
+    spill: Floats
+    cached: Floats
+    receive: Floats
+    send: Floats
+    link: Floats
+
+
+def stage_table(
+    problem: Problem, devices: Sequence[Device], scale: Sequence[float] | None = None, bus: str | None = None
+) -> StageTable:
+    """Return the figures of devices.
+
+    Args:
+        scale: a factor for the seconds of each device, such as how much slower it is beside others; 1 without it.
+        bus: count only the seconds for which a stage occupies this bus: fetches and links.
+    """
+    costs = [cost_of(problem, device) for device in devices]
+    factor = np.ones(len(devices)) if scale is None else np.array(scale, np.float64)
+    counted = 1.0 if bus is None else 0.0
+    receive = [[cost.receive.latency_s for cost in costs], [cost.receive.s_per_byte for cost in costs]]
+    send = [[cost.send.latency_s for cost in costs], [cost.send.s_per_byte for cost in costs]]
+    link = np.zeros((2, len(devices) + 1, len(devices)))
+    for p, source in enumerate(devices):
+        for d, device in enumerate(devices):
+            hop = problem.link(source.name, device.name)
+            if source != device and bus in (None, hop.bus):
+                link[:, p, d] = hop.latency_s, hop.transfer.s_per_byte
+    return StageTable(
+        call=np.array([cost.call_s for cost in costs]) * factor * counted,
+        spill=np.array([cost.spill_s_per_byte if bus in (None, cost.shared_bus) else 0.0 for cost in costs]) * factor,
+        cached=np.array([cost.cached_bytes for cost in costs], np.float64),
+        receive=np.array(receive) * factor * counted,
+        send=np.array(send) * factor * counted,
+        link=link * factor,
+    )
+
+
+@hot
+def fetched(table: StageTable, d: int, params: float) -> Any:
+    """Return the bytes of parameters that the cache does not hold."""
+    return max(0.0, params - table.cached[d])
+
+
+@hot
+def computing(table: StageTable, d: int, added: float, work: float, fetched_bytes: float) -> Any:
+    """Return the cost of computing a stage with these sums over its operators."""
+    return table.call[d] + added + max(work, table.spill[d] * fetched_bytes)
+
+
+def computing_many(table: StageTable, d: int, added: Floats, work: Floats, param_bytes: Floats) -> Floats:
+    """Return `computing` of many stages, which have so many bytes of parameters."""
+    beyond = np.maximum(0.0, param_bytes - table.cached[d])
+    return np.asarray(table.call[d] + added + np.maximum(work, table.spill[d] * beyond))
+
+
+@hot
+def moving(table: StageTable, p: int, d: int, received: float, sent: float) -> Any:
+    """Return the cost of the transfers of a stage that receives and sends so many bytes."""
+    return (
+        table.receive[0, d] + received * table.receive[1, d]
+        + table.link[0, p, d] + received * table.link[1, p, d]
+        + table.send[0, d] + sent * table.send[1, d]
+    )  # fmt: skip
