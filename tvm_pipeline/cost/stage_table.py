@@ -94,10 +94,13 @@ def computing_many(table: StageTable, d: int, added: Floats, work: Floats, param
 
 
 @hot
+def over_link(table: StageTable, p: int, d: int, received: float) -> Any:
+    """Return the cost of receiving so many bytes over the link from device p alone."""
+    return table.link[0, p, d] + received * table.link[1, p, d]
+
+
+@hot
 def moving(table: StageTable, p: int, d: int, received: float, sent: float) -> Any:
     """Return the cost of the transfers of a stage that receives and sends so many bytes."""
-    return (
-        table.receive[0, d] + received * table.receive[1, d]
-        + table.link[0, p, d] + received * table.link[1, p, d]
-        + table.send[0, d] + sent * table.send[1, d]
-    )  # fmt: skip
+    own = table.receive[0, d] + received * table.receive[1, d] + table.send[0, d] + sent * table.send[1, d]
+    return own + over_link(table, p, d, received)

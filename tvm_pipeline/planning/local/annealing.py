@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvm_pipeline.cost.stage_table import computing, fetched, moving, over_link
 from tvm_pipeline.planning.local.device_figures import COUNT, MACS, PARAMS
 from tvm_pipeline.planning.local.search_state import BYTES, COMMUNICATION, ENERGY, LATENCY, MEMORY, NOTHING, OVERFLOW
 from tvm_pipeline.solvers.hot import hot
@@ -53,23 +54,18 @@ def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
     state.excess[s] = excess
     if aim.objective == BYTES:
         return
-    spill = devices.spill[d] * max(0.0, params - devices.cached[d]) if devices.spill[d] > 0.0 else 0.0
-    compute = devices.call[d] + max(state.sums[s, MACS] * devices.s_per_mac[d], spill)
-    if devices.added[d] >= 0:
-        compute += state.sums[s, devices.added[d]]
+    added = state.sums[s, devices.added[d]] if devices.added[d] >= 0 else 0.0
+    beyond = fetched(devices.table, d, params)
+    compute = computing(devices.table, d, added, state.sums[s, MACS] * devices.s_per_mac[d], beyond)
     received, sent = state.crossing[s], state.crossing[s + 1]
-    moved = devices.receive_s[d] + received * devices.receive_s_per_byte[d]
-    moved += devices.send_s[d] + sent * devices.send_s_per_byte[d]
+    p = state.device[s - 1] if s else len(devices.capacity)  # the first stage receives from the source of the frames
+    moved = moving(devices.table, p, d, received, sent)
     for bus in range(devices.buses):
         state.on_bus[s, bus] = 0.0
-    if s:
-        p = state.device[s - 1]
-        link = devices.link_s[p, d] + received * devices.link_s_per_byte[p, d]
-        moved += link
-        if devices.link_bus[p, d] >= 0:
-            state.on_bus[s, devices.link_bus[p, d]] += link
+    if s and devices.link_bus[p, d] >= 0:
+        state.on_bus[s, devices.link_bus[p, d]] += over_link(devices.table, p, d, received)
     if devices.bus[d] >= 0:
-        state.on_bus[s, devices.bus[d]] += spill
+        state.on_bus[s, devices.bus[d]] += devices.table.spill[d] * beyond
     state.alone[s] = compute + moved
     state.busy[s] = (compute + moved) * devices.slowdown[len(state.busy), d]
     if aim.objective == ENERGY:

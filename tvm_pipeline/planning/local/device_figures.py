@@ -16,6 +16,7 @@ import numpy as np
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
+from tvm_pipeline.cost.stage_table import StageTable, stage_table
 from tvm_pipeline.planning.local.graph_arrays import whole_units
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
@@ -26,32 +27,24 @@ class DeviceArrays(NamedTuple):
     """The figures of D devices, and of the links and the B buses between them.
 
     Attributes:
+        table: of the devices.
         added, joule_column, blocked: D; the columns of the weights, -1 where the device has none.
-        call, s_per_mac, spill, cached, capacity, cache, watts: D; see `DeviceCosts`; `cache` is that of overflow.
-        receive_s, receive_s_per_byte, send_s, send_s_per_byte: D.
+        s_per_mac, capacity, cache, watts: D; see `DeviceCosts`; `cache` is that of overflow.
         slowdown: D+1 x D; the factor of each device while so many devices work.
-        link_s, link_s_per_byte, link_bus: D x D; from the device of the row; -1 for no bus.
+        link_bus: D x D; the bus of the link from the device of the row; -1 for none.
         bus: D; the bus over which parameters are fetched, -1 for none.
         buses: B.
     """
 
+    table: StageTable
     added: Any
     joule_column: Any
     blocked: Any
-    call: Any
     s_per_mac: Any
-    spill: Any
-    cached: Any
     capacity: Any
     cache: Any
     watts: Any
-    receive_s: Any
-    receive_s_per_byte: Any
-    send_s: Any
-    send_s_per_byte: Any
     slowdown: Any
-    link_s: Any
-    link_s_per_byte: Any
     link_bus: Any
     bus: Any
     buses: int
@@ -59,14 +52,12 @@ class DeviceArrays(NamedTuple):
     @property
     def are_alike(self) -> bool:
         """Whether all devices and links have equal figures, so that it does not matter which device has which stage."""
-        figures = [getattr(self, name) for name in self._fields if getattr(self, name).__class__ is np.ndarray]
-        links = [figure for figure in figures if figure.ndim == 2 and figure.shape[0] == figure.shape[1]]
-        apart = ~np.eye(len(self.call), dtype=bool)
-        alone = [figure for figure in figures if figure.ndim == 1]
-        rows = list(self.slowdown)
-        return all(bool((figure == figure[0]).all()) for figure in (*alone, *rows)) and all(
-            bool((figure[apart] == figure[apart][0]).all()) for figure in links if apart.any()
-        )
+        call, spill, cached, receive, send, link = self.table
+        alone = [self.added, self.joule_column, self.blocked, self.s_per_mac, self.capacity, self.cache, self.watts]
+        alone += [self.bus, *self.slowdown, call, spill, cached, *receive, *send]
+        apart = ~np.eye(len(call), dtype=bool)
+        between = [figures[apart] for figures in (self.link_bus, *link[:, :-1])]
+        return all(bool((figures == figures[:1]).all()) for figures in (*alone, *between))
 
 
 def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceArrays, Floats]:
@@ -108,23 +99,15 @@ def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceAr
     )
     number = {"": -1, **{bus: index for index, bus in enumerate(buses)}}
     arrays = DeviceArrays(
+        table=stage_table(problem, devices),
         added=_whole(added),
         joule_column=_whole(joules),
         blocked=_whole(blocked),
-        call=_real([cost.call_s for cost in costs]),
         s_per_mac=_real([float(cost.every_work_s(np.ones(1))[0]) for cost in costs]),
-        spill=_real([cost.spill_s_per_byte for cost in costs]),
-        cached=_real([cost.cached_bytes for cost in costs]),
         capacity=_real([np.inf if device.memory_bytes is None else device.memory_bytes for device in devices]),
         cache=_real([device.cache_bytes or np.inf for device in devices]),
         watts=_real([cost.active_w or 0.0 for cost in costs]),
-        receive_s=_real([cost.receive.latency_s for cost in costs]),
-        receive_s_per_byte=_real([cost.receive.s_per_byte for cost in costs]),
-        send_s=_real([cost.send.latency_s for cost in costs]),
-        send_s_per_byte=_real([cost.send.s_per_byte for cost in costs]),
         slowdown=_real([[busy_factor(problem, d, max(n, 1)) for d in devices] for n in range(len(devices) + 1)]),
-        link_s=_real([[link.latency_s for link in row] for row in links]),
-        link_s_per_byte=_real([[link.transfer.s_per_byte for link in row] for row in links]),
         link_bus=_whole([[number[link.bus] for link in row] for row in links]),
         bus=_whole([number[cost.shared_bus] for cost in costs]),
         buses=len(buses),

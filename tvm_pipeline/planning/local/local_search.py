@@ -344,7 +344,7 @@ def _whole(problem: Problem, graph: GraphArrays, arrays: DeviceArrays) -> float:
     if problem.is_lexicographic:
         return float(graph.weights[:, PARAMS].sum() + graph.tensor_bytes.sum()) + 1.0
     macs = float(graph.weights[:, MACS].sum())
-    seconds = [macs * float(arrays.s_per_mac[d]) + _seconds(graph, arrays, d) for d in range(len(arrays.call))]
+    seconds = [macs * float(arrays.s_per_mac[d]) + _seconds(graph, arrays, d) for d in range(len(arrays.capacity))]
     return max(seconds) + 1e-9
 
 

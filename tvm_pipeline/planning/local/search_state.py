@@ -96,7 +96,7 @@ class State(NamedTuple):
 def new_state(graph: GraphArrays, arrays: DeviceArrays, stages: int, seed: int) -> State:
     """Return a state without a plan."""
     nodes, columns = graph.weights.shape
-    devices = len(arrays.call)
+    devices = len(arrays.capacity)
     return State(
         stage=np.zeros(nodes, np.int64),
         device=np.arange(devices),

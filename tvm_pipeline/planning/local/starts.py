@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_pipeline.cost.stage_table import computing, fetched, moving
 from tvm_pipeline.planning.local.device_figures import MACS, PARAMS
 from tvm_pipeline.planning.local.search_state import BYTES
 from tvm_pipeline.solvers.hot import hot
@@ -39,9 +40,8 @@ def cut_order(graph: Any, devices: Any, aim: Any, order: Any, device: Any, stage
     for s in range(stages):
         high = max(high, segment(devices, aim, sums, crossing, device, s, start, count))
         d = device[s]
-        through = widest * (devices.receive_s_per_byte[d] + devices.send_s_per_byte[d])
-        if s:
-            through += widest * devices.link_s_per_byte[device[s - 1], d]
+        p = device[s - 1] if s else len(devices.capacity)
+        through = moving(devices.table, p, d, widest, widest) - moving(devices.table, p, d, 0.0, 0.0)
         high = max(high, high + through * devices.slowdown[stages, d])
     for _ in range(HALVINGS):
         cap = (low + high) / 2.0
@@ -91,24 +91,17 @@ def segment(
     params = sums[end, PARAMS] - sums[start, PARAMS]
     if aim.objective == BYTES:
         return params
-    seconds = work(devices, sums, d, start, end)
-    seconds += devices.receive_s[d] + devices.send_s[d] + crossing[end] * devices.send_s_per_byte[d]
-    seconds += crossing[start] * devices.receive_s_per_byte[d]
-    if s:
-        p = device[s - 1]
-        seconds += devices.link_s[p, d] + crossing[start] * devices.link_s_per_byte[p, d]
+    p = device[s - 1] if s else len(devices.capacity)
+    seconds = work(devices, sums, d, start, end) + moving(devices.table, p, d, crossing[start], crossing[end])
     return seconds * devices.slowdown[len(device), d]
 
 
 @hot
 def work(devices: Any, sums: Any, d: Any, start: Any, end: Any) -> Any:
     """Return the seconds of computing a segment on device d."""
-    params = sums[end, PARAMS] - sums[start, PARAMS]
-    spill = devices.spill[d] * max(0.0, params - devices.cached[d]) if devices.spill[d] > 0.0 else 0.0
-    seconds = devices.call[d] + max((sums[end, MACS] - sums[start, MACS]) * devices.s_per_mac[d], spill)
-    if devices.added[d] >= 0:
-        seconds += sums[end, devices.added[d]] - sums[start, devices.added[d]]
-    return seconds
+    added = sums[end, devices.added[d]] - sums[start, devices.added[d]] if devices.added[d] >= 0 else 0.0
+    macs, params = sums[end, MACS] - sums[start, MACS], sums[end, PARAMS] - sums[start, PARAMS]
+    return computing(devices.table, d, added, macs * devices.s_per_mac[d], fetched(devices.table, d, params))
 
 
 @hot
