@@ -87,10 +87,9 @@ def computing(table: StageTable, d: int, added: float, work: float, fetched_byte
     return table.call[d] + added + max(work, table.spill[d] * fetched_bytes)
 
 
-def computing_many(table: StageTable, d: int, added: Floats, work: Floats, param_bytes: Floats) -> Floats:
-    """Return `computing` of many stages, which have so many bytes of parameters."""
-    beyond = np.maximum(0.0, param_bytes - table.cached[d])
-    return np.asarray(table.call[d] + added + np.maximum(work, table.spill[d] * beyond))
+def computed(call: float, spill: float, cached: float, added: Floats, work: Floats, param_bytes: Floats) -> Floats:
+    """Return `computing` of many stages, which have so many bytes of parameters, on a device with these figures."""
+    return np.asarray(call + added + np.maximum(work, spill * np.maximum(0.0, param_bytes - cached)))
 
 
 @hot

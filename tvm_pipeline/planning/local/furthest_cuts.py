@@ -100,7 +100,7 @@ class Reaching:
         """Return the cuts between stages of at most so many seconds; fewer where fewer do; None where none do."""
         least, work = self.least, self.work[which]
         total = float(work.sum())
-        fixed = least.call + least.receive[0] + least.send[0]
+        fixed = least.receive[0] + least.send[0]
         cut, done, crossing = np.zeros(len(work), bool), 0.0, float(least.first_bytes)
         cuts: list[npt.NDArray[np.bool_]] = []
         for stage in range(stages):
@@ -108,7 +108,7 @@ class Reaching:
             most = seconds - fixed - received - (least.link[0] if stage else 0.0)
             if self._taken(~cut) + least.last_bytes * least.send[1] <= most:
                 return cuts
-            reach = min(done + most, done + share * (total - done) / (stages - stage))
+            reach = min(done + most - least.call, done + share * (total - done) / (stages - stage))
             found = self._furthest(which, cut, most, reach) if stage < stages - 1 else None
             if found is None:
                 return None
@@ -118,10 +118,10 @@ class Reaching:
         return None
 
     def _taken(self, operators: npt.NDArray[np.bool_]) -> float:
-        """Return the seconds that a stage of these operators computes."""
+        """Return the seconds that a stage of these operators takes to be called and to compute."""
         least = self.least
-        fetched = least.spill * max(0.0, float(least.param_bytes[operators].sum()) - least.most_cached)
-        return float(least.added[operators].sum()) + max(float(least.work[operators].sum()), fetched)
+        sums = (figures[operators].sum() for figures in (least.added, least.work, least.param_bytes))
+        return float(least.computing(*sums))
 
     def _furthest(
         self, which: int, begin: npt.NDArray[np.bool_], most: float, reach: float
@@ -130,7 +130,7 @@ class Reaching:
 
         Args:
             begin: the operators in front of the stage.
-            most: the seconds that the stage may compute and send.
+            most: the seconds in which the stage is called, computes and sends.
             reach: the work in front of its end, at most, unless fetches that a cache saves allow more.
         """
         least, work = self.least, self.work[which]

@@ -6,15 +6,15 @@ adds the transfers between stages, and `bounds.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_pipeline.core.platform import Device, Link, disjoint_sets
+from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period
+from tvm_pipeline.cost.stage_table import computed, stage_table
 from tvm_pipeline.planning.sat.staging import leaders_of
 from tvm_pipeline.planning.search.cuts import Floats
 
@@ -67,11 +67,14 @@ class Least:
         fixed = self.receive[0] + self.send[0]
         moved = self.first_bytes * self.receive[1] + self.last_bytes * self.send[1]
         hop = self.link[0] + fixed + boundary_bytes * (self.receive[1] + self.link[1] + self.send[1])
-        count = stages or 1
         cached = float(self.caches[: stages or self.devices].sum()) if self.spill else 0.0
-        fetched = self.spill * max(0.0, float(self.param_bytes.sum()) - cached)
-        computed = float(self.added.sum()) + max(float(self.work.sum()), fetched)
-        return computed + count * self.call + fixed + moved + (count - 1) * hop
+        sums = [figures.sum() for figures in (self.added, self.work, self.param_bytes)]
+        one = float(computed(self.call, self.spill, cached, *sums)) + fixed + moved
+        return one + ((stages or 1) - 1) * (self.call + hop)
+
+    def computing(self, added: Floats, work: Floats, param_bytes: Floats) -> Floats:
+        """Return the least cost of computing stages with these sums over their operators."""
+        return computed(self.call, self.spill, self.most_cached, added, work, param_bytes)
 
     def largest(self) -> float:
         """Return the least cost of a stage that holds the operators that cost most of those that stand together."""
@@ -88,9 +91,8 @@ def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, 
         shared: whether a replica may serve other stages.
     """
     graph, devices = problem.graph, problem.platform.devices
-    operators = graph.operators
-    added, work, spill = [], [], []
-    receive, send, calls, caches = [], [], [], []
+    operators, table = graph.operators, stage_table(problem, devices, scale)
+    added, work = [], []
     macs = np.array([operator.macs for operator in operators], np.float64)
     for device, factor in zip(devices, scale, strict=True):
         costs = cost_of(problem, device)
@@ -99,11 +101,7 @@ def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, 
         figures = seconds * factor if None in measured_j else np.array(measured_j, np.float64)
         added.append(np.where(np.isnan(seconds), np.inf, figures))
         work.append(np.where(np.isnan(seconds), np.inf, costs.every_work_s(macs) * factor))
-        calls.append(costs.call_s * factor)
-        spill.append(costs.spill_s_per_byte * factor)
-        caches.append(costs.cached_bytes)
-        receive.append((costs.receive.latency_s * factor, costs.receive.s_per_byte * factor))
-        send.append((costs.send.latency_s * factor, costs.send.s_per_byte * factor))
+    between = ~np.eye(len(devices), dtype=bool)
     widest = max(map(len, disjoint_sets(devices)))
     stages = problem.stages or 1
     inputs, outputs = {tensor.name for tensor in graph.inputs}, set(graph.outputs)
@@ -114,12 +112,12 @@ def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, 
         added=np.min(added, axis=0),
         work=np.min(work, axis=0),
         param_bytes=np.array([operator.param_bytes for operator in operators], np.float64),
-        call=min(calls),
-        receive=_least_pair(receive),
-        link=_least_link(problem, devices, scale),
-        send=_least_pair(send),
-        spill=min(spill) if all(map(math.isfinite, caches)) else 0.0,
-        caches=np.sort(caches)[::-1],
+        call=float(table.call.min()),
+        receive=_least(table.receive),
+        link=_least(table.link[:, :-1][:, between]) if between.any() else (0.0, 0.0),
+        send=_least(table.send),
+        spill=float(table.spill.min()) if np.isfinite(table.cached).all() else 0.0,
+        caches=np.sort(table.cached)[::-1],
         first_bytes=sum(sizes[name].bytes for name in inputs if readers[name] or name in outputs),
         last_bytes=sum(sizes[name].bytes for name in outputs),
         leaders=leaders_of(graph.edges.before) if problem.children_together else list(range(len(graph))),
@@ -132,21 +130,7 @@ def busy_scale(problem: Problem, working: int) -> list[float]:
     return [min(busy_factor(problem, device, n) for n in {working, len(devices)}) for device in devices]
 
 
-def _least_pair(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return min(fixed for fixed, _ in pairs), min(per_byte for _, per_byte in pairs)
-
-
-def _least_link(problem: Problem, devices: Sequence[Device], scale: Sequence[float]) -> tuple[float, float]:
-    """Return the least fixed cost and cost of a byte over the links between two of the devices."""
-    links: dict[tuple[str, str], Link] = {}
-    for link in (*problem.platform.links, *problem.profile.links):
-        links.setdefault((link.source, link.destination), link)
-    names = [device.name for device in devices]
-    pairs = []
-    for index, destination in enumerate(names):
-        for source in names[:index] + names[index + 1 :]:
-            found = links.get((source, destination))
-            if found is None:
-                return 0.0, 0.0
-            pairs.append((found.latency_s * scale[index], found.transfer.s_per_byte * scale[index]))
-    return _least_pair(pairs) if pairs else (0.0, 0.0)
+def _least(figures: Floats) -> tuple[float, float]:
+    """Return the least fixed cost, and the least cost of a byte."""
+    fixed, of_byte = figures.min(axis=1)
+    return float(fixed), float(of_byte)

@@ -180,8 +180,7 @@ class RefinedChain:
         if np.bincount(stage_of, minlength=count).min() == 0:
             return math.inf, sums
         network = self._layout.network
-        seconds = least.call + sums[0] + least.receive[0] + least.send[0]
-        seconds += np.maximum(sums[1], least.spill * np.maximum(0.0, sums[2] - least.most_cached))
+        seconds = least.computing(*sums) + least.receive[0] + least.send[0]
         crossing = [float(least.first_bytes)]
         for boundary in range(1, count):
             inside = stage_of < boundary

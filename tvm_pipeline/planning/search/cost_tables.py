@@ -21,7 +21,7 @@ import numpy as np
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
-from tvm_pipeline.cost.stage_table import StageTable, computing_many, stage_table
+from tvm_pipeline.cost.stage_table import StageTable, computed, stage_table
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
 CutIndices = Integers | int
@@ -56,8 +56,9 @@ class StageCosts:
     def stage(self, param_bytes: Floats, device: int, source: int, start: CutIndices, end: CutIndices) -> Floats:
         """Return the cost of one stage, or of many stages in one call; `param_bytes` are those of the cuts."""
         added, work = (sums[device, end] - sums[device, start] for sums in (self.added, self.work))
-        computed = computing_many(self.table, device, added, work, param_bytes[end] - param_bytes[start])
-        total: Floats = computed + self.enter[source, device, start] + self.leave[device, end]
+        call, spill, cached = (figures[device] for figures in self.table[:3])
+        taken = computed(call, spill, cached, added, work, param_bytes[end] - param_bytes[start])
+        total: Floats = taken + self.enter[source, device, start] + self.leave[device, end]
         return total
 
 
