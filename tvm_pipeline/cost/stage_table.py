@@ -82,6 +82,13 @@ def fetched(table: StageTable, d: int, params: float) -> Any:
 
 
 @hot
+def fetched_share(table: StageTable, d: int, params: float, all_params: float) -> Any:
+    """Return the bytes that a stage fetches if all stages on the device, which share the cache, have so many."""
+    beyond = fetched(table, d, all_params)
+    return beyond * params / all_params if beyond > 0.0 else 0.0
+
+
+@hot
 def computing(table: StageTable, d: int, added: float, work: float, fetched_bytes: float) -> Any:
     """Return the cost of computing a stage with these sums over its operators."""
     return table.call[d] + added + max(work, table.spill[d] * fetched_bytes)

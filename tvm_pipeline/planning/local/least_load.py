@@ -14,7 +14,7 @@ import numpy as np
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period
-from tvm_pipeline.cost.stage_table import computed, stage_table
+from tvm_pipeline.cost.stage_table import StageTable, computed, stage_table
 from tvm_pipeline.planning.sat.staging import leaders_of
 from tvm_pipeline.planning.search.cuts import Floats
 
@@ -56,6 +56,14 @@ class Least:
     def most_cached(self) -> float:
         """The largest cache, where every device has one."""
         return float(self.caches[0]) if self.spill else 0.0
+
+    @property
+    def table(self) -> StageTable:
+        """The imagined device as a stage table, in which all parameters stay where a device has no cache."""
+        figures = [self.call], [self.spill], [self.most_cached if self.spill else np.inf], self.receive, self.send
+        call, spill, cached, receive, send = (np.array(figure, np.float64) for figure in figures)
+        link = np.array([[pair, 0.0] for pair in self.link])
+        return StageTable(call, spill, cached, receive[:, None], send[:, None], link[:, :, None])
 
     def total(self, stages: int | None, boundary_bytes: float = 0.0) -> float:
         """Return the least sum over the stages of a plan.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvm_pipeline.cost.stage_table import computing, fetched, fetched_share, moving, over_link
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 from tvm_pipeline.solvers.hot import hot
 
@@ -44,7 +45,7 @@ class State(NamedTuple):
 @hot
 def weigh(f: Any, state: Any) -> Any:
     """Return the greatest utilisation, what is beyond limits, and the mean square of the loads."""
-    models, devices = f.call.shape
+    models, devices = f.scale.shape
     state.load[:] = 0.0
     state.params[:] = 0.0
     state.held[:] = 0.0
@@ -58,29 +59,23 @@ def weigh(f: Any, state: Any) -> Any:
         size = f.first[i + 1] - f.first[i]
         for s in range(state.stages[i]):
             d, start, end = state.device[i, s], f.first[i] + state.cuts[i, s], f.first[i] + state.cuts[i, s + 1]
+            column = i * devices + d
             params = f.params[end] - f.params[start]
-            fixed = f.call[i, d] + f.added[d, end] - f.added[d, start]
-            fixed += f.receive[0, i, d] + f.receive[1, i, d] * f.crossing[start]
-            fixed += f.send[0, i, d] + f.send[1, i, d] * f.crossing[end]
-            if s > 0:
-                p = state.device[i, s - 1]
-                fixed += f.link[0, i, p, d] + f.link[1, i, p, d] * f.crossing[start]
-                if f.bus[i, p, d] >= 0:
-                    state.load[devices + f.bus[i, p, d]] += (
-                        f.carry[0, i, p, d] + f.carry[1, i, p, d] * f.crossing[start]
-                    )
-            fetched = 0.0
-            if f.spill[i, d] > 0.0 and state.params[d] > f.cached[i, d]:
-                fetched = (state.params[d] - f.cached[i, d]) * params / state.params[d]
+            added, work = f.added[d, end] - f.added[d, start], f.work[d, end] - f.work[d, start]
+            p = state.device[i, s - 1] if s > 0 else devices
+            moved = moving(f.table, p, column, f.crossing[start], f.crossing[end])
+            if s > 0 and f.bus[i, p, d] >= 0:
+                carried = over_link(f.table, p, column, f.crossing[start]) / f.slowdown[i, d]
+                state.load[devices + f.bus[i, p, d]] += carried
+            shared = fetched_share(f.table, column, params, state.params[d])
             if f.fetch_bus[i, d] >= 0:
-                state.load[devices + f.fetch_bus[i, d]] += f.fetch[i, d] * fetched
-            work = f.work[d, end] - f.work[d, start]
-            state.load[d] += fixed + max(work, f.spill[i, d] * fetched)
+                state.load[devices + f.fetch_bus[i, d]] += f.table.spill[column] * shared / f.slowdown[i, d]
+            state.load[d] += computing(f.table, column, added, work, shared) + moved
             if f.blocked[d, end] > f.blocked[d, start]:
                 beyond += BLOCKED * (f.blocked[d, end] - f.blocked[d, start])
             if f.most_s[i] < math.inf:
-                own = f.spill[i, d] * max(0.0, params - f.cached[i, d]) if f.spill[i, d] > 0.0 else 0.0
-                latency += (fixed + max(work, own)) / f.scale[i, d]
+                own = computing(f.table, column, added, work, fetched(f.table, column, params))
+                latency += (own + moved) / f.scale[i, d]
             state.held[d] += params
             if len(f.need):
                 state.held[d] += f.need[f.need_first[i] + state.cuts[i, s] * size + state.cuts[i, s + 1]]
@@ -99,7 +94,7 @@ def weigh(f: Any, state: Any) -> Any:
 @hot
 def move(f: Any, state: Any) -> Any:
     """Change the state at random; return whether it is another one."""
-    models, devices = f.call.shape
+    models, devices = f.scale.shape
     i = np.random.randint(models)
     count, size = state.stages[i], f.first[i + 1] - f.first[i]
     kind = np.random.random()

@@ -53,7 +53,7 @@ def first_state(models: Models, spread: bool) -> State | None:
         spread: whether each model has as many stages as it may; else the models share the devices by their seconds.
     """
     f = models.figures
-    count, devices = f.call.shape
+    count, devices = f.scale.shape
     cuts, device = np.zeros((count, devices + 1), np.int64), np.zeros((count, devices), np.int64)
     stages = np.zeros(count, np.int64)
     seconds = [_seconds(models, i) for i in range(count)]
@@ -74,7 +74,8 @@ def _seconds(models: Models, i: int) -> Floats:
     """Return the mean seconds over the devices of what is in front of each cut of a model."""
     f = models.figures
     here = slice(f.first[i], f.first[i + 1])
-    fetched = f.spill[i].mean() * f.params[here]
+    devices = f.scale.shape[1]
+    fetched = f.table.spill[i * devices : (i + 1) * devices].mean() * f.params[here]
     return (f.added[:, here] + f.work[:, here]).mean(axis=0) + fetched  # type: ignore[no-any-return]
 
 

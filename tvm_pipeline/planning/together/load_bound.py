@@ -28,6 +28,7 @@ import numpy as np
 
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.cost.device_costs import lock_s
+from tvm_pipeline.cost.stage_table import StageTable, computing, fetched
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
@@ -148,16 +149,14 @@ class _Figures(NamedTuple):
     Attributes:
         enter, leave: M; the cost of receiving a cut and of sending it, the fixed cost included.
         link: M; the cost of the hop over a link.
-        call, spill, cached: as in `Least`.
+        table: of the one device that `Least` imagines.
         capacity: the most parameter bytes of a stage.
     """
 
     enter: Floats
     leave: Floats
     link: Floats
-    call: float
-    spill: float
-    cached: float
+    table: StageTable
     capacity: float
 
 
@@ -212,8 +211,7 @@ class _LeastLoad:
         known = np.where(np.isfinite(crossing), crossing, 0.0)  # no cut lies in an interval of infinite bytes
         never = np.where(np.isfinite(crossing), 0.0, np.inf)
         enter, leave, link = (pair[0] + pair[1] * known + never for pair in (least.receive, least.send, least.link))
-        cached = least.most_cached if least.spill else math.inf
-        return _Figures(enter, leave, link, least.call, least.spill, cached, self.capacity)
+        return _Figures(enter, leave, link, least.table, self.capacity)
 
     def _crossing(self, work: Floats, deadline: float) -> Crossing:
         least = self.least
@@ -234,7 +232,7 @@ def least_path(
 
     A stage costs its seconds and the price of the parameters that it caches, which it chooses.
     """
-    count = len(zone)
+    count, spill = len(zone), f.table.spill[0]
     value = np.full(count, np.inf)
     value[0] = 0.0
     # Of all cuts up to one, the most of each sum, so that a stage from any of these costs at least the rest.
@@ -249,10 +247,8 @@ def least_path(
         if not usable[end]:
             continue
         for start in range(end - 1, -1, -1):
-            left = f.call + added[end] + work[end] - most_work[start]
-            if left > most:
-                break
-            if f.spill > 0.0 and f.spill * (params[end] - most_params[start] - f.cached) > most:
+            left = f.table.call[0] + added[end] + work[end] - most_work[start]
+            if left > most or spill * fetched(f.table, 0, params[end] - most_params[start]) > most:
                 break
             if not value[start] < np.inf:
                 continue
@@ -261,19 +257,14 @@ def least_path(
                 continue
             if not is_inside(zone, members, start, end):
                 continue
-            fixed = f.call + added[end] - added[start] + f.enter[start] + f.leave[end]
-            if start > 0:
-                fixed += f.link[start]
-            here = work[end] - work[start]
-            alone, total = here, here
-            if f.spill > 0.0:
-                alone = max(here, f.spill * (size - f.cached))
-                cached = 0.0
-                if price < f.spill:
-                    cached = min(min(f.cached, size), max(0.0, size - here / f.spill))
-                total = max(here, f.spill * (size - cached)) + price * cached
-            if fixed + alone <= most and value[start] + fixed + total < value[end]:
-                value[end] = value[start] + fixed + total
+            moved = f.enter[start] + f.leave[end] + (f.link[start] if start > 0 else 0.0)
+            there, here, cached = added[end] - added[start], work[end] - work[start], 0.0
+            if price < spill:
+                cached = min(min(f.table.cached[0], size), max(0.0, size - here / spill))
+            if computing(f.table, 0, there, here, fetched(f.table, 0, size)) + moved > most:
+                continue
+            total = computing(f.table, 0, there, here, size - cached) + moved + price * cached
+            value[end] = min(value[end], value[start] + total)
     return value[count - 1]
 
 
@@ -289,22 +280,23 @@ def interval_path(edges: Any, f: Any, first: Any, last: Any, saved: Any, most: A
     value = np.full(count, np.inf)
     best = np.inf
     total = edges[count]
-    fixed = f.call - saved
+    call = f.table.call[0]
+    fixed = call - saved
     if total + fixed + first + last <= most:
-        best = f.call + first + last
+        best = call + first + last
     for end in range(count):
         out = f.leave[end]
         if not out < np.inf:
             continue
         if edges[end] + fixed + first + out <= most:
-            value[end] = f.call + first + out
+            value[end] = call + first + out
         for start in range(end, -1, -1):
             if edges[end] - edges[start + 1] + fixed + out > most:
                 break
             enters = f.enter[start] + f.link[start]
             if edges[end] - edges[start + 1] + fixed + out + enters <= most:
-                value[end] = min(value[end], value[start] + f.call + enters + out)
+                value[end] = min(value[end], value[start] + call + enters + out)
         enters = f.enter[end] + f.link[end]
         if total - edges[end + 1] + fixed + last + enters <= most:
-            best = min(best, value[end] + f.call + enters + last)
+            best = min(best, value[end] + call + enters + last)
     return best

@@ -16,6 +16,7 @@ import numpy as np
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.cost.device_costs import known_cost_of, lock_s
+from tvm_pipeline.cost.stage_table import StageTable, stage_table
 from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Cuts, Floats, Integers, ideals
 from tvm_pipeline.planning.search.with_activations import least_needs
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors, scarce_devices
@@ -32,13 +33,10 @@ class Figures(NamedTuple):
         added, work: D x M; the sums of the operators in front of a cut, as in `device_costs.py`.
         blocked: D x M; how many of these operators the device cannot run.
         params, crossing: M; parameter bytes in front of a cut, and the bytes that cross it.
-        call: I x D.
-        receive, send: 2 x I x D; a fixed part, and a part for each byte.
-        spill: I x D; for each byte beyond the cache. `fetch` is the same without the slow-down of the device.
-        cached: I x D.
-        scale: I x D; what the seconds are multiplied by.
-        link: 2 x I x D x D; from the first device to the second one.
-        carry: 2 x I x D x D; of the bus that the link uses, `bus` is its number, or -1.
+        table: of I * D devices: column i * D + d has the cost of model i on device d, at the model's rate.
+        scale: I x D; what the seconds are multiplied by: the rate, and `slowdown`, that of the device beside others.
+        slowdown: I x D.
+        bus: I x D x D; the number of the bus of the link from the first device to the second one, or -1.
         fetch_bus: I x D; the number of the bus over which parameters are fetched, or -1.
         held: the part of a second for which the interpreter's lock is held.
         capacity: D; bytes of memory.
@@ -54,15 +52,9 @@ class Figures(NamedTuple):
     blocked: Integers
     params: Floats
     crossing: Floats
-    call: Floats
-    receive: Floats
-    send: Floats
-    spill: Floats
-    fetch: Floats
-    cached: Floats
+    table: StageTable
     scale: Floats
-    link: Floats
-    carry: Floats
+    slowdown: Floats
     bus: Integers
     fetch_bus: Integers
     buses: int
@@ -110,38 +102,25 @@ def models_of(demands: Sequence[Demand], cuts: Sequence[Cuts], devices: tuple[De
     first = np.cumsum([0, *map(len, ends)])
     size = len(demands), len(devices)
     rows = {name: np.zeros((len(devices), first[-1])) for name in ("added", "work", "blocked")}
-    pairs = {name: np.zeros(size) for name in ("call", "spill", "fetch", "scale")}
-    cached, fetch_bus = np.full(size, math.inf), np.full(size, -1)
-    receive, send = np.zeros((2, *size)), np.zeros((2, *size))
-    link, carry = np.zeros((2, *size, len(devices))), np.zeros((2, *size, len(devices)))
-    bus = np.full((*size, len(devices)), -1)
+    slowdown = np.array([[busy_factors(demand.problem)[device.name] for device in devices] for demand in demands])
+    scale = slowdown * np.array([[demand.rate_fps] for demand in demands])
+    tables = [stage_table(demand.problem, devices, row) for demand, row in zip(demands, scale, strict=True)]
+    fetch_bus, bus = np.full(size, -1), np.full((*size, len(devices)), -1)
     buses: dict[str, int] = {}
     for i, (demand, cut, end) in enumerate(zip(demands, cuts, ends, strict=True)):
-        graph = cut.graph
-        problem, rate, busy = demand.problem, demand.rate_fps, busy_factors(demand.problem)
-        here = slice(first[i], first[i + 1])
-        macs = np.array([operator.macs for operator in graph.operators], np.float64)
+        problem, operators, here = demand.problem, cut.graph.operators, slice(first[i], first[i + 1])
+        macs = np.array([operator.macs for operator in operators], np.float64)
         for d, device in enumerate(devices):
-            costs, scale = known_cost_of(problem, device), rate * busy[device.name]
-            seconds = costs.every_added_s(graph.operators)
-            rows["added"][d, here] = cut.sums(np.nan_to_num(seconds) * scale)[end]
-            rows["work"][d, here] = cut.sums(costs.every_work_s(macs) * scale)[end]
+            costs = known_cost_of(problem, device)
+            seconds = costs.every_added_s(operators)
+            rows["added"][d, here] = cut.sums(np.nan_to_num(seconds) * scale[i, d])[end]
+            rows["work"][d, here] = cut.sums(costs.every_work_s(macs) * scale[i, d])[end]
             rows["blocked"][d, here] = cut.sums(np.isnan(seconds).astype(float))[end]
-            pairs["call"][i, d], pairs["scale"][i, d] = costs.call_s * scale, scale
-            pairs["spill"][i, d], pairs["fetch"][i, d] = costs.spill_s_per_byte * scale, costs.spill_s_per_byte * rate
-            cached[i, d] = costs.cached_bytes
-            receive[:, i, d] = costs.receive.latency_s * scale, costs.receive.s_per_byte * scale
-            send[:, i, d] = costs.send.latency_s * scale, costs.send.s_per_byte * scale
             if costs.shared_bus:
                 fetch_bus[i, d] = buses.setdefault(costs.shared_bus, len(buses))
             for p, source in enumerate(devices):
-                if p == d:
-                    continue
-                hop = problem.link(source.name, device.name)
-                link[:, i, p, d] = hop.latency_s * scale, hop.transfer.s_per_byte * scale
-                carry[:, i, p, d] = hop.latency_s * rate, hop.transfer.s_per_byte * rate
-                if hop.bus:
-                    bus[i, p, d] = buses.setdefault(hop.bus, len(buses))
+                if p != d and (name := problem.link(source.name, device.name).bus):
+                    bus[i, p, d] = buses.setdefault(name, len(buses))
     needs = _needs(demands, cuts, ends, devices)
     figures = Figures(
         first=first,
@@ -150,15 +129,9 @@ def models_of(demands: Sequence[Demand], cuts: Sequence[Cuts], devices: tuple[De
         blocked=rows["blocked"].astype(np.int64),
         params=np.concatenate([cut.param_bytes[end] for cut, end in zip(cuts, ends, strict=True)]).astype(float),
         crossing=np.concatenate([cut.crossing_bytes[end] for cut, end in zip(cuts, ends, strict=True)]).astype(float),
-        call=pairs["call"],
-        receive=receive,
-        send=send,
-        spill=pairs["spill"],
-        fetch=pairs["fetch"],
-        cached=cached,
-        scale=pairs["scale"],
-        link=link,
-        carry=carry,
+        table=StageTable(*(np.concatenate(figures, axis=-1) for figures in zip(*tables, strict=True))),
+        scale=scale,
+        slowdown=slowdown,
         bus=bus,
         fetch_bus=fetch_bus,
         buses=len(buses),

@@ -13,25 +13,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_pipeline.planning.search.cuts import Floats, is_inside
+from tvm_pipeline.cost.stage_table import computing, fetched_share, moving
+from tvm_pipeline.planning.search.cuts import Floats, Integers, is_inside
 from tvm_pipeline.planning.together.annealed_cuts import State
 from tvm_pipeline.planning.together.model_figures import Models
 from tvm_pipeline.solvers.hot import hot
 
 
 class Others(NamedTuple):
-    """What the other models do on each of S devices: J x S, zeros where a model does nothing.
+    """What the other models do on each of S devices: J x S.
 
     Attributes:
-        fixed: the load without work and fetches.
-        work, params, spill, cached: as in `Figures`.
+        column: of the device in the stage table; -1 where a model does nothing.
+        added, work, params: of its stage there.
+        moved: the load of its transfers.
     """
 
-    fixed: Floats
+    column: Integers
+    added: Floats
     work: Floats
     params: Floats
-    spill: Floats
-    cached: Floats
+    moved: Floats
 
 
 def recut_chain(models: Models, every: Models, state: State, index: int, most: float) -> list[int] | None:
@@ -61,31 +63,33 @@ def recut_chain(models: Models, every: Models, state: State, index: int, most: f
 def _others(models: Models, state: State, index: int, devices: Sequence[int]) -> Others:
     """Return what the other models do on the devices."""
     f = models.figures
-    count, place = len(f.call), {d: s for s, d in enumerate(devices)}
-    found = Others(*(np.zeros((count, len(devices))) for _ in Others._fields))
+    (count, width), place = f.scale.shape, {d: s for s, d in enumerate(devices)}
+    shape = count, len(devices)
+    found = Others(np.full(shape, -1), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape))
     for j in range(count):
         for s in range(int(state.stages[j]) if j != index else 0):
             d = int(state.device[j, s])
             if d not in place:
                 continue
-            at, (start, end) = place[d], (int(f.first[j] + state.cuts[j, b]) for b in (s, s + 1))
-            fixed = f.call[j, d] + f.added[d, end] - f.added[d, start]
-            fixed += f.receive[0, j, d] + f.receive[1, j, d] * f.crossing[start]
-            fixed += f.send[0, j, d] + f.send[1, j, d] * f.crossing[end]
-            if s:
-                p = int(state.device[j, s - 1])
-                fixed += f.link[0, j, p, d] + f.link[1, j, p, d] * f.crossing[start]
-            found.fixed[j, at] = fixed
-            found.work[j, at] = f.work[d, end] - f.work[d, start]
-            found.params[j, at] = f.params[end] - f.params[start]
-            found.spill[j, at], found.cached[j, at] = f.spill[j, d], f.cached[j, d]
+            at, (start, end) = (j, place[d]), (int(f.first[j] + state.cuts[j, b]) for b in (s, s + 1))
+            p = int(state.device[j, s - 1]) if s else width
+            found.column[at] = j * width + d
+            found.added[at], found.work[at] = f.added[d, end] - f.added[d, start], f.work[d, end] - f.work[d, start]
+            found.params[at] = f.params[end] - f.params[start]
+            found.moved[at] = moving(f.table, p, j * width + d, f.crossing[start], f.crossing[end])
     return found
 
 
 @hot
-def fetched(params: Any, all_params: Any, cached: Any) -> Any:
-    """Return the bytes that a stage fetches for a frame if all stages on the device have so many parameters."""
-    return (all_params - cached) * params / all_params if all_params > cached else 0.0
+def load_of(f: Any, others: Others, s: int, params: float, shared: bool) -> Any:
+    """Return the load of the other models on a device that holds so many parameters, with the fetches or without."""
+    load = 0.0
+    for j in range(len(others.column)):
+        column = others.column[j, s]
+        if column >= 0:
+            beyond = fetched_share(f.table, column, others.params[j, s], params) if shared else 0.0
+            load += computing(f.table, column, others.added[j, s], others.work[j, s], beyond) + others.moved[j, s]
+    return load
 
 
 @hot
@@ -96,11 +100,9 @@ def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: An
     value[0, 0] = 0.0
     for s in range(stages):
         d = devices[s]
-        least = 0.0  # what the others take at least
-        beside = 0.0
-        for j in range(len(others.fixed)):
-            least += others.fixed[j, s] + others.work[j, s]
-            beside += others.params[j, s]
+        column = i * f.scale.shape[1] + d
+        p = devices[s - 1] if s > 0 else f.scale.shape[1]
+        least, beside = load_of(f, others, s, 0.0, False), others.params[:, s].sum()
         most_before = np.empty(count)
         for index in range(count):
             most_before[index] = f.added[d, first + index] + f.work[d, first + index]
@@ -111,7 +113,7 @@ def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: An
                 continue
             here = first + end
             for start in range(end - 1, s - 1, -1):
-                if least + f.call[i, d] + f.added[d, here] + f.work[d, here] - most_before[start] >= most:
+                if least + f.table.call[column] + f.added[d, here] + f.work[d, here] - most_before[start] >= most:
                     break
                 if value[s, start] >= most:
                     continue
@@ -119,22 +121,11 @@ def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: An
                 params = f.params[here] - f.params[there]
                 if params < 0 or params + beside > f.capacity[d] or f.blocked[d, here] > f.blocked[d, there]:
                     continue
-                load = f.call[i, d] + f.added[d, here] - f.added[d, there]
-                load += f.receive[0, i, d] + f.receive[1, i, d] * f.crossing[there]
-                load += f.send[0, i, d] + f.send[1, i, d] * f.crossing[here]
-                if s > 0:
-                    p = devices[s - 1]
-                    load += f.link[0, i, p, d] + f.link[1, i, p, d] * f.crossing[there]
-                work = f.work[d, here] - f.work[d, there]
-                if f.spill[i, d] > 0.0:
-                    work = max(work, f.spill[i, d] * fetched(params, params + beside, f.cached[i, d]))
-                load += work
-                for j in range(len(others.fixed)):
-                    own = others.work[j, s]
-                    if others.spill[j, s] > 0.0:
-                        bytes_ = fetched(others.params[j, s], params + beside, others.cached[j, s])
-                        own = max(own, others.spill[j, s] * bytes_)
-                    load += others.fixed[j, s] + own
+                added, work = f.added[d, here] - f.added[d, there], f.work[d, here] - f.work[d, there]
+                shared = fetched_share(f.table, column, params, params + beside)
+                load = computing(f.table, column, added, work, shared)
+                load += moving(f.table, p, column, f.crossing[there], f.crossing[here])
+                load += load_of(f, others, s, params + beside, True)
                 load = max(load, value[s, start])
                 if load >= most or load >= value[s + 1, end]:
                     continue
