@@ -45,7 +45,7 @@ class State(NamedTuple):
 @hot
 def weigh(f: Any, state: Any) -> Any:
     """Return the greatest utilisation, what is beyond limits, and the mean square of the loads."""
-    models, devices = f.scale.shape
+    (models, devices), table = f.scale.shape, f.table
     state.load[:] = 0.0
     state.params[:] = 0.0
     state.held[:] = 0.0
@@ -63,18 +63,18 @@ def weigh(f: Any, state: Any) -> Any:
             params = f.params[end] - f.params[start]
             added, work = f.added[d, end] - f.added[d, start], f.work[d, end] - f.work[d, start]
             p = state.device[i, s - 1] if s > 0 else devices
-            moved = moving(f.table, p, column, f.crossing[start], f.crossing[end])
+            moved = moving(table, p, column, f.crossing[start], f.crossing[end])
             if s > 0 and f.bus[i, p, d] >= 0:
-                carried = over_link(f.table, p, column, f.crossing[start]) / f.slowdown[i, d]
+                carried = over_link(table, p, column, f.crossing[start]) / f.slowdown[i, d]
                 state.load[devices + f.bus[i, p, d]] += carried
-            shared = fetched_share(f.table, column, params, state.params[d])
+            shared = fetched_share(table, column, params, state.params[d])
             if f.fetch_bus[i, d] >= 0:
-                state.load[devices + f.fetch_bus[i, d]] += f.table.spill[column] * shared / f.slowdown[i, d]
-            state.load[d] += computing(f.table, column, added, work, shared) + moved
+                state.load[devices + f.fetch_bus[i, d]] += table.spill[column] * shared / f.slowdown[i, d]
+            state.load[d] += computing(table, column, added, work, shared) + moved
             if f.blocked[d, end] > f.blocked[d, start]:
                 beyond += BLOCKED * (f.blocked[d, end] - f.blocked[d, start])
             if f.most_s[i] < math.inf:
-                own = computing(f.table, column, added, work, fetched(f.table, column, params))
+                own = computing(table, column, added, work, fetched(table, column, params))
                 latency += (own + moved) / f.scale[i, d]
             state.held[d] += params
             if len(f.need):

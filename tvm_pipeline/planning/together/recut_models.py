@@ -21,14 +21,16 @@ from tvm_pipeline.solvers.hot import hot
 
 
 class Others(NamedTuple):
-    """What the other models do on each of S devices: J x S.
+    """What the other models do on each of S devices: J x S, of which the first `filled` of a device count.
 
     Attributes:
-        column: of the device in the stage table; -1 where a model does nothing.
+        filled: S; how many have a stage there.
+        column: of the device in the stage table.
         added, work, params: of its stage there.
         moved: the load of its transfers.
     """
 
+    filled: Integers
     column: Integers
     added: Floats
     work: Floats
@@ -65,14 +67,17 @@ def _others(models: Models, state: State, index: int, devices: Sequence[int]) ->
     f = models.figures
     (count, width), place = f.scale.shape, {d: s for s, d in enumerate(devices)}
     shape = count, len(devices)
-    found = Others(np.full(shape, -1), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape))
+    numbers, sums = (np.zeros(size, np.int64) for size in (shape[1], shape)), (np.zeros(shape) for _ in range(4))
+    found = Others(*numbers, *sums)
     for j in range(count):
         for s in range(int(state.stages[j]) if j != index else 0):
             d = int(state.device[j, s])
             if d not in place:
                 continue
-            at, (start, end) = (j, place[d]), (int(f.first[j] + state.cuts[j, b]) for b in (s, s + 1))
+            at = int(found.filled[place[d]]), place[d]
+            start, end = (int(f.first[j] + state.cuts[j, b]) for b in (s, s + 1))
             p = int(state.device[j, s - 1]) if s else width
+            found.filled[place[d]] += 1
             found.column[at] = j * width + d
             found.added[at], found.work[at] = f.added[d, end] - f.added[d, start], f.work[d, end] - f.work[d, start]
             found.params[at] = f.params[end] - f.params[start]
@@ -81,28 +86,20 @@ def _others(models: Models, state: State, index: int, devices: Sequence[int]) ->
 
 
 @hot
-def load_of(f: Any, others: Others, s: int, params: float, shared: bool) -> Any:
-    """Return the load of the other models on a device that holds so many parameters, with the fetches or without."""
-    load = 0.0
-    for j in range(len(others.column)):
-        column = others.column[j, s]
-        if column >= 0:
-            beyond = fetched_share(f.table, column, others.params[j, s], params) if shared else 0.0
-            load += computing(f.table, column, others.added[j, s], others.work[j, s], beyond) + others.moved[j, s]
-    return load
-
-
-@hot
 def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: Any, most: Any) -> Any:
     """Return the cut behind each stage, by its place in the row of the cuts; -1 where a load always reaches `most`."""
-    count, stages, first = len(zone), len(devices), f.first[i]
+    count, stages, first, table = len(zone), len(devices), f.first[i], f.table
     value, parent = np.full((stages + 1, count), np.inf), np.full((stages + 1, count), -1)
     value[0, 0] = 0.0
     for s in range(stages):
         d = devices[s]
         column = i * f.scale.shape[1] + d
         p = devices[s - 1] if s > 0 else f.scale.shape[1]
-        least, beside = load_of(f, others, s, 0.0, False), others.params[:, s].sum()
+        least, beside = 0.0, 0.0  # what the others take at least, and hold
+        for j in range(others.filled[s]):
+            least += computing(table, others.column[j, s], others.added[j, s], others.work[j, s], 0.0)
+            least += others.moved[j, s]
+            beside += others.params[j, s]
         most_before = np.empty(count)
         for index in range(count):
             most_before[index] = f.added[d, first + index] + f.work[d, first + index]
@@ -113,7 +110,7 @@ def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: An
                 continue
             here = first + end
             for start in range(end - 1, s - 1, -1):
-                if least + f.table.call[column] + f.added[d, here] + f.work[d, here] - most_before[start] >= most:
+                if least + table.call[column] + f.added[d, here] + f.work[d, here] - most_before[start] >= most:
                     break
                 if value[s, start] >= most:
                     continue
@@ -122,10 +119,13 @@ def best_chain(f: Any, i: Any, zone: Any, members: Any, devices: Any, others: An
                 if params < 0 or params + beside > f.capacity[d] or f.blocked[d, here] > f.blocked[d, there]:
                     continue
                 added, work = f.added[d, here] - f.added[d, there], f.work[d, here] - f.work[d, there]
-                shared = fetched_share(f.table, column, params, params + beside)
-                load = computing(f.table, column, added, work, shared)
-                load += moving(f.table, p, column, f.crossing[there], f.crossing[here])
-                load += load_of(f, others, s, params + beside, True)
+                shared = fetched_share(table, column, params, params + beside)
+                load = computing(table, column, added, work, shared)
+                load += moving(table, p, column, f.crossing[there], f.crossing[here])
+                for j in range(others.filled[s]):
+                    own, size = others.column[j, s], others.params[j, s]
+                    shared = fetched_share(table, own, size, params + beside)
+                    load += computing(table, own, others.added[j, s], others.work[j, s], shared) + others.moved[j, s]
                 load = max(load, value[s, start])
                 if load >= most or load >= value[s + 1, end]:
                     continue
