@@ -55,15 +55,15 @@ MOST_LINES = {
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 3110,
     "tvm_pipeline/core": 3210,
-    "tvm_pipeline/cost": 2050,
+    "tvm_pipeline/cost": 2160,
     "tvm_pipeline/frontends": 2600,
     "tvm_pipeline/memory": 2800,
-    "tvm_pipeline/planning": 12_100,
+    "tvm_pipeline/planning": 11_930,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/report": 1450,
     "tvm_pipeline/runtime": 3500,
-    "tvm_pipeline/solvers": 250,
+    "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/tvm": 13_900,
     "tvm_pipeline/workflow": 2470,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3300,
-    "plugins/tvm_pipeline_video": 11_530,
+    "plugins/tvm_pipeline_video": 11_540,
 }
 
 

@@ -7,7 +7,7 @@ A stage on device d, which receives a frame from device p, costs
 
 where `added` and `work` are sums over its operators (`device_costs.py`), and the fetched bytes are the parameters
 beyond the cache. Searches differ in how they come to these sums; none of them adds up costs in another way. A new kind
-of cost is a field of `StageTable` and a term of a loop here. `evaluate.py`, which judges every plan, computes the same
+of cost is a field of `DeviceTable` and a term of a loop here. `evaluate.py`, which judges every plan, computes the same
 without these arrays, and so checks them.
 
 Next: `planning/search/cost_tables.py`, the sums over all cuts of a graph.
@@ -26,7 +26,7 @@ from tvm_pipeline.cost.device_costs import Floats, cost_of
 from tvm_pipeline.solvers.hot import hot
 
 
-class StageTable(NamedTuple):
+class DeviceTable(NamedTuple):
     """The figures of D devices, in seconds or in another unit that seconds are scaled to.
 
     Attributes:
@@ -45,9 +45,9 @@ class StageTable(NamedTuple):
     link: Floats
 
 
-def stage_table(
+def device_table(
     problem: Problem, devices: Sequence[Device], scale: Sequence[float] | None = None, bus: str | None = None
-) -> StageTable:
+) -> DeviceTable:
     """Return the figures of devices.
 
     Args:
@@ -65,7 +65,7 @@ def stage_table(
             hop = problem.link(source.name, device.name)
             if source != device and bus in (None, hop.bus):
                 link[:, p, d] = hop.latency_s, hop.transfer.s_per_byte
-    return StageTable(
+    return DeviceTable(
         call=np.array([cost.call_s for cost in costs]) * factor * counted,
         spill=np.array([cost.spill_s_per_byte if bus in (None, cost.shared_bus) else 0.0 for cost in costs]) * factor,
         cached=np.array([cost.cached_bytes for cost in costs], np.float64),
@@ -76,20 +76,20 @@ def stage_table(
 
 
 @hot
-def fetched(table: StageTable, d: int, params: float) -> Any:
+def fetched(table: DeviceTable, d: int, params: float) -> Any:
     """Return the bytes of parameters that the cache does not hold."""
     return max(0.0, params - table.cached[d])
 
 
 @hot
-def fetched_share(table: StageTable, d: int, params: float, all_params: float) -> Any:
+def fetched_share(table: DeviceTable, d: int, params: float, all_params: float) -> Any:
     """Return the bytes that a stage fetches if all stages on the device, which share the cache, have so many."""
     beyond = fetched(table, d, all_params)
     return beyond * params / all_params if beyond > 0.0 else 0.0
 
 
 @hot
-def computing(table: StageTable, d: int, added: float, work: float, fetched_bytes: float) -> Any:
+def computing(table: DeviceTable, d: int, added: float, work: float, fetched_bytes: float) -> Any:
     """Return the cost of computing a stage with these sums over its operators."""
     return table.call[d] + added + max(work, table.spill[d] * fetched_bytes)
 
@@ -100,13 +100,13 @@ def computed(call: float, spill: float, cached: float, added: Floats, work: Floa
 
 
 @hot
-def over_link(table: StageTable, p: int, d: int, received: float) -> Any:
+def over_link(table: DeviceTable, p: int, d: int, received: float) -> Any:
     """Return the cost of receiving so many bytes over the link from device p alone."""
     return table.link[0, p, d] + received * table.link[1, p, d]
 
 
 @hot
-def moving(table: StageTable, p: int, d: int, received: float, sent: float) -> Any:
+def moving(table: DeviceTable, p: int, d: int, received: float, sent: float) -> Any:
     """Return the cost of the transfers of a stage that receives and sends so many bytes."""
     own = table.receive[0, d] + received * table.receive[1, d] + table.send[0, d] + sent * table.send[1, d]
     return own + over_link(table, p, d, received)

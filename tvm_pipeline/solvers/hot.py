@@ -22,6 +22,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import cache_folder, locked
 
@@ -142,3 +144,18 @@ def _save_if_possible(function: Any) -> None:
 def _has_cache(function: Any) -> bool:
     """Return whether numba keeps a function: not where no folder can be written."""
     return hasattr(function._cache, "_cache_file")
+
+
+@hot
+def draw(random: Any, count: Any) -> Any:
+    """Return a whole number below `count`. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8, 2003.
+
+    Args:
+        random: 1, uint64; the state, which is not 0.
+    """
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return np.int64((x >> np.uint64(11)) * (1.0 / 9007199254740992.0) * count)

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline.solvers.hot import hot
-from tvm_pipeline.solvers.xorshift import draw
+from tvm_pipeline.solvers.hot import draw, hot
 
 # What is added to every lack, since a small one, too, leaves a camera without a host.
 EVERY_LACK = 0.02

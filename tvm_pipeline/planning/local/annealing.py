@@ -18,8 +18,7 @@ from typing import Any
 from tvm_pipeline.cost.stage_table import computing, fetched, moving, over_link
 from tvm_pipeline.planning.local.device_figures import COUNT, MACS, PARAMS
 from tvm_pipeline.planning.local.search_state import BYTES, COMMUNICATION, ENERGY, LATENCY, MEMORY, NOTHING, OVERFLOW
-from tvm_pipeline.solvers.hot import hot
-from tvm_pipeline.solvers.xorshift import draw
+from tvm_pipeline.solvers.hot import draw, hot
 
 # A limit counts as kept up to this, which is below the rounding that the judge allows.
 KEPT = 5e-10

@@ -16,7 +16,7 @@ import numpy as np
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
-from tvm_pipeline.cost.stage_table import StageTable, stage_table
+from tvm_pipeline.cost.stage_table import DeviceTable, device_table
 from tvm_pipeline.planning.local.graph_arrays import whole_units
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
@@ -36,7 +36,7 @@ class DeviceArrays(NamedTuple):
         buses: B.
     """
 
-    table: StageTable
+    table: DeviceTable
     added: Any
     joule_column: Any
     blocked: Any
@@ -99,7 +99,7 @@ def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceAr
     )
     number = {"": -1, **{bus: index for index, bus in enumerate(buses)}}
     arrays = DeviceArrays(
-        table=stage_table(problem, devices),
+        table=device_table(problem, devices),
         added=_whole(added),
         joule_column=_whole(joules),
         blocked=_whole(blocked),

@@ -14,7 +14,7 @@ import numpy as np
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period
-from tvm_pipeline.cost.stage_table import StageTable, computed, stage_table
+from tvm_pipeline.cost.stage_table import DeviceTable, computed, device_table
 from tvm_pipeline.planning.sat.staging import leaders_of
 from tvm_pipeline.planning.search.cuts import Floats
 
@@ -58,12 +58,12 @@ class Least:
         return float(self.caches[0]) if self.spill else 0.0
 
     @property
-    def table(self) -> StageTable:
-        """The imagined device as a stage table, in which all parameters stay where a device has no cache."""
+    def table(self) -> DeviceTable:
+        """The imagined device as a table, in which all parameters stay where a device has no cache."""
         figures = [self.call], [self.spill], [self.most_cached if self.spill else np.inf], self.receive, self.send
         call, spill, cached, receive, send = (np.array(figure, np.float64) for figure in figures)
         link = np.array([[pair, 0.0] for pair in self.link])
-        return StageTable(call, spill, cached, receive[:, None], send[:, None], link[:, :, None])
+        return DeviceTable(call, spill, cached, receive[:, None], send[:, None], link[:, :, None])
 
     def total(self, stages: int | None, boundary_bytes: float = 0.0) -> float:
         """Return the least sum over the stages of a plan.
@@ -99,7 +99,7 @@ def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, 
         shared: whether a replica may serve other stages.
     """
     graph, devices = problem.graph, problem.platform.devices
-    operators, table = graph.operators, stage_table(problem, devices, scale)
+    operators, table = graph.operators, device_table(problem, devices, scale)
     added, work = [], []
     macs = np.array([operator.macs for operator in operators], np.float64)
     for device, factor in zip(devices, scale, strict=True):

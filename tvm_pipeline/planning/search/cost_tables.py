@@ -21,7 +21,7 @@ import numpy as np
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
-from tvm_pipeline.cost.stage_table import StageTable, computed, stage_table
+from tvm_pipeline.cost.stage_table import DeviceTable, computed, device_table
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
 CutIndices = Integers | int
@@ -39,7 +39,7 @@ class StageCosts:
         impossible: a cost that a stage only reaches if its device cannot run one of its operators.
     """
 
-    table: StageTable
+    table: DeviceTable
     added: Floats
     work: Floats
     enter: Floats
@@ -83,7 +83,7 @@ def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> Sta
 
 def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str) -> StageCosts:
     """Return the seconds for which a stage occupies one bus: parameters beyond caches, and transfers over links."""
-    table, nothing = stage_table(problem, devices, bus=bus), np.zeros((len(devices), len(cuts)))
+    table, nothing = device_table(problem, devices, bus=bus), np.zeros((len(devices), len(cuts)))
     enter, leave = _transfers(table, cuts)
     return StageCosts(table, nothing, nothing, enter, leave, nothing[0], nothing[0], impossible=math.inf)
 
@@ -118,7 +118,7 @@ def _costs(
     With `joules`, the measured joules of a device replace the seconds of its operators, if a sensor measured them.
     """
     operators, size = problem.graph.operators, len(devices)
-    table = stage_table(problem, devices, scale)
+    table = device_table(problem, devices, scale)
     enter, leave = _transfers(table, cuts)
     figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
     busiest = np.zeros((size, len(operators)))
@@ -142,7 +142,7 @@ def _costs(
     return StageCosts(table, added, work, enter, leave, least, least_added, impossible)
 
 
-def _transfers(table: StageTable, cuts: Cuts) -> tuple[Floats, Floats]:
+def _transfers(table: DeviceTable, cuts: Cuts) -> tuple[Floats, Floats]:
     """Return (D+1) x D x M costs of receiving each cut, and D x M costs of sending it."""
     (fixed, of_byte), (send, of_sent) = table.receive[:, None] + table.link, table.send
     enter = fixed[..., None] + of_byte[..., None] * cuts.crossing_bytes

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
-from tvm_pipeline.cost.stage_table import StageTable, computing, fetched
+from tvm_pipeline.cost.stage_table import DeviceTable, computing, fetched
 from tvm_pipeline.planning.search.cuts import is_inside
 from tvm_pipeline.solvers.hot import hot
 
@@ -66,7 +66,7 @@ class Costs(NamedTuple):
         impossible: a cost that a stage only reaches if its device cannot run one of its operators.
     """
 
-    table: StageTable
+    table: DeviceTable
     added: Any
     work: Any
     leave: Any

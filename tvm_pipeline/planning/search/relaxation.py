@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tvm_pipeline.cost.stage_table import StageTable, computing, fetched
+from tvm_pipeline.cost.stage_table import DeviceTable, computing, fetched
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 from tvm_pipeline.planning.search.space import Space
@@ -201,7 +201,7 @@ class _Arrays(NamedTuple):
     rest: Any
     param_bytes: Any
     capacity: Any
-    table: StageTable
+    table: DeviceTable
     most_added: Any
     most_work: Any
     least_added: Any

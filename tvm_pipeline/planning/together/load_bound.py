@@ -28,7 +28,7 @@ import numpy as np
 
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.cost.device_costs import lock_s
-from tvm_pipeline.cost.stage_table import StageTable, computing, fetched
+from tvm_pipeline.cost.stage_table import DeviceTable, computing, fetched
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
@@ -156,7 +156,7 @@ class _Figures(NamedTuple):
     enter: Floats
     leave: Floats
     link: Floats
-    table: StageTable
+    table: DeviceTable
     capacity: float
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.cost.device_costs import known_cost_of, lock_s
-from tvm_pipeline.cost.stage_table import StageTable, stage_table
+from tvm_pipeline.cost.stage_table import DeviceTable, device_table
 from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Cuts, Floats, Integers, ideals
 from tvm_pipeline.planning.search.with_activations import least_needs
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors, scarce_devices
@@ -52,7 +52,7 @@ class Figures(NamedTuple):
     blocked: Integers
     params: Floats
     crossing: Floats
-    table: StageTable
+    table: DeviceTable
     scale: Floats
     slowdown: Floats
     bus: Integers
@@ -104,7 +104,7 @@ def models_of(demands: Sequence[Demand], cuts: Sequence[Cuts], devices: tuple[De
     rows = {name: np.zeros((len(devices), first[-1])) for name in ("added", "work", "blocked")}
     slowdown = np.array([[busy_factors(demand.problem)[device.name] for device in devices] for demand in demands])
     scale = slowdown * np.array([[demand.rate_fps] for demand in demands])
-    tables = [stage_table(demand.problem, devices, row) for demand, row in zip(demands, scale, strict=True)]
+    tables = [device_table(demand.problem, devices, row) for demand, row in zip(demands, scale, strict=True)]
     fetch_bus, bus = np.full(size, -1), np.full((*size, len(devices)), -1)
     buses: dict[str, int] = {}
     for i, (demand, cut, end) in enumerate(zip(demands, cuts, ends, strict=True)):
@@ -129,7 +129,7 @@ def models_of(demands: Sequence[Demand], cuts: Sequence[Cuts], devices: tuple[De
         blocked=rows["blocked"].astype(np.int64),
         params=np.concatenate([cut.param_bytes[end] for cut, end in zip(cuts, ends, strict=True)]).astype(float),
         crossing=np.concatenate([cut.crossing_bytes[end] for cut, end in zip(cuts, ends, strict=True)]).astype(float),
-        table=StageTable(*(np.concatenate(figures, axis=-1) for figures in zip(*tables, strict=True))),
+        table=DeviceTable(*(np.concatenate(figures, axis=-1) for figures in zip(*tables, strict=True))),
         scale=scale,
         slowdown=slowdown,
         bus=bus,

@@ -67,8 +67,8 @@ def _others(models: Models, state: State, index: int, devices: Sequence[int]) ->
     f = models.figures
     (count, width), place = f.scale.shape, {d: s for s, d in enumerate(devices)}
     shape = count, len(devices)
-    numbers, sums = (np.zeros(size, np.int64) for size in (shape[1], shape)), (np.zeros(shape) for _ in range(4))
-    found = Others(*numbers, *sums)
+    added, work, params, moved = np.zeros((4, *shape))
+    found = Others(np.zeros(len(devices), np.int64), np.zeros(shape, np.int64), added, work, params, moved)
     for j in range(count):
         for s in range(int(state.stages[j]) if j != index else 0):
             d = int(state.device[j, s])
