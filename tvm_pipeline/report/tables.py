@@ -234,9 +234,8 @@ def statistics_table(
     """Return predicted beside measured figures; the error is that of the prediction, relative to the measurement.
 
     The predicted latencies under load are those that were simulated; else that of a full pipeline follows from the
-    frames inside and the rate. If a source with a pace of its
-    own is slower than the pipeline, frames meet no queue, and the predicted throughput is what the pipeline could do:
-    it has no error.
+    frames inside and the rate. If a source with its own pace is slower than the pipeline, frames meet no queue, and the
+    predicted throughput is what the pipeline could do: it has no error.
 
     Args:
         energy: the joules of a frame, with who says so; None where nothing tells.

@@ -191,7 +191,7 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
             state.statistics,
             state.energy,
             Plan.parse(state.plan).frames_inside,
-            paced=bool(state.sources),
+            paced=state.paced,
         ),
         _stages(state),
     ]

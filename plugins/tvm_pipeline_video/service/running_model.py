@@ -542,7 +542,11 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
 
     with WatchServer(
         LiveWatch(
-            model.pipeline, model.sources.summary, lambda: model.metering, awaited_s=lambda: model.sources.awaited_s
+            model.pipeline,
+            model.sources.summary,
+            lambda: model.metering,
+            awaited_s=lambda: model.sources.awaited_s,
+            paced=model.paced,
         ),
         *where,
         token=settings.token,

@@ -40,6 +40,7 @@ class Snapshot:
         energy_j: joules that a sensor measured since the first frame, of all models of the run; None without a sensor.
         energy: the joules of a frame; None where nothing tells.
         throttled: whether the machine is slowed down because of heat or current.
+        paced: whether frames come at a rate that was given; those of live sources always do.
     """
 
     began_s: float
@@ -58,6 +59,7 @@ class Snapshot:
     energy_j: float | None = None
     energy: FrameEnergy | None = None
     throttled: bool = False
+    paced: bool = False
 
     def health(self, unhealthy_after_s: float) -> str:
         """Return why the pipeline is unhealthy; empty if it is healthy."""
@@ -96,6 +98,7 @@ class Snapshot:
             healthy=not why,
             why=why,
             picture=picture,
+            paced=self.paced or bool(self.sources),
         )
 
 

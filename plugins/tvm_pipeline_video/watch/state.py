@@ -26,6 +26,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         statistics: the figures measured in steady state.
         healthy, why: whether frames come out, and the reason where they do not.
         picture: whether a picture of the last frame is served.
+        paced: whether frames come at a rate, that of their sources or `rate`.
     """
 
     now_s: float
@@ -50,3 +51,4 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     why: str
     picture: bool
+    paced: bool = False

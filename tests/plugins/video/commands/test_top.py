@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -58,6 +59,16 @@ def test_once_prints_all_of_it(cli, watched):
         "hall: the cable [red] was pulled",
     ):
         assert said in outcome.out
+
+
+@pytest.mark.parametrize(("paced", "told"), [(True, "The source sets the pace"), (False, "latency under load, median")])
+def test_a_rate_that_was_given_is_no_error_of_the_prediction(cli, paced, told):
+    """As of frames that a camera sends: the table says who sets the pace, and no per cent of another rate."""
+    slow = watching()
+    slow.more["paced"] = paced
+    slow.measured = replace(slow.measured, throughput_fps=10.0, latency_p50_s=0.005)
+    with WatchServer(slow) as server:
+        assert told in cli("top", server.url, "--once").out
 
 
 @pytest.mark.parametrize("way", ["option", "environment", "url"])
