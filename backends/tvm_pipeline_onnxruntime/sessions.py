@@ -29,6 +29,7 @@ from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_graph import with_fixed_inputs
+from tvm_pipeline.frontends.onnx_rewriting import raised_opset
 
 CPU = "CPUExecutionProvider"
 # The cores of this process before any thread is bound to some of them.
@@ -50,7 +51,7 @@ def optimised(model: Model) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(path)
-        _made(model.name, with_fixed_inputs(model).SerializeToString(), options)
+        _made(model.name, raised_opset(with_fixed_inputs(model)).SerializeToString(), options)
         return path.read_bytes()
 
 

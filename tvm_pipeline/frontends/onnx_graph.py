@@ -217,6 +217,10 @@ def _with_types(proto: Any) -> Any:
     import onnx
     from onnx import helper
 
+    for value in (*proto.graph.value_info, *proto.graph.output):
+        for extent in value.type.tensor_type.shape.dim:
+            if extent.HasField("dim_value") and extent.dim_value < 1:  # some programs write 0 for an open extent
+                extent.Clear()
     weights = {w.name: w for w in proto.graph.initializer if math.prod(w.dims) > _MOST_ELEMENTS}
     kept = [value for value in proto.graph.initializer if value.name not in weights]
     values = [helper.make_tensor_value_info(name, w.data_type, w.dims) for name, w in weights.items()]
@@ -308,7 +312,8 @@ def _fixed(value: Any) -> Tensor | None:
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         return None
     extents = tuple(int(extent.dim_value) for extent in kind.shape.dim)
-    if min(extents, default=1) < 1 or kind.elem_type in (TensorProto.STRING, TensorProto.UNDEFINED):
+    are_known = all(extent.HasField("dim_value") for extent in kind.shape.dim) and min(extents, default=0) >= 0
+    if not are_known or kind.elem_type in (TensorProto.STRING, TensorProto.UNDEFINED):
         return None
     dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
     # onnx shows types that numpy has not, such as bfloat16, as another type.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends.onnx_inlining import renamed, replace_nodes
@@ -30,6 +30,20 @@ def raise_ir_version(model: Any) -> list[str]:
         return []
     before, model.ir_version = model.ir_version, 4
     return [f"read as IR version 4, since it has weights that are no inputs, which its own version {before} forbids"]
+
+
+def raised_opset(model: Any) -> Any:
+    """Return a file of an opset that engines have dropped (before 7, of 2017) as one of opset 7; others as they are.
+
+    onnx does not know that a PRelu of before had its slopes along the channels.
+    """
+    is_old = any(not opset.domain and opset.version < 7 for opset in model.opset_import)
+    if not is_old or any(node.op_type == "PRelu" for node in model.graph.node):
+        return model
+    try:
+        return version_converter.convert_version(model, 7)
+    except (RuntimeError, ValueError):  # the engine names what it does not take of the old one
+        return model
 
 
 def bind_inputs(model: Any, values: Values, path: Any) -> None:
