@@ -30,7 +30,7 @@ OF_OTHER_DOMAINS = frozenset(
         *("QLinearSigmoid", "QLinearSoftmax", "Scale", "ScaledTanh", "SkipLayerNormalization", "SpatialBN"),
     ]
 )
-_STRANGE_TYPES = ("STRING", "COMPLEX", "FLOAT8", "INT4", "UINT4")
+_STRANGE_TYPES = ("STRING", "COMPLEX", "BFLOAT16", "FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 _ELSE = "run it on another engine, or export the model without it"
 _ADVICE = {
     "ai.onnx.ml": "it is classical machine learning and no network; run the model with onnxruntime",
@@ -114,11 +114,18 @@ def _settings(model: Any) -> dict[str, str]:
 
 
 def _types(model: Any) -> Iterator[str]:
-    """Yield a line for each type of weights that TVM has not."""
+    """Yield a line for each type of weights and outputs that TVM has not."""
     kinds = {number: name for name, number in TensorProto.DataType.items()}
     seen = set()
-    for tensor in model.graph.initializer:
-        kind = kinds.get(tensor.data_type, str(tensor.data_type))
-        if kind.startswith(_STRANGE_TYPES) and kind not in seen:
-            seen.add(kind)
-            yield f"weight {tensor.name}: TVM has no {kind}; export the model in FLOAT, FLOAT16 or INT8"
+    weights = ((f"weight {tensor.name}", tensor.data_type) for tensor in model.graph.initializer)
+    tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
+    outputs = ((f"output {value.name}", value.type.tensor_type.elem_type) for value in tensors)
+    for named_, number in (*weights, *outputs):
+        kind = kinds.get(number, str(number))
+        what = named_.partition(" ")[0], kind
+        if kind.startswith(_STRANGE_TYPES) and what not in seen:
+            seen.add(what)
+            yield f"{named_}: TVM has no {kind}; export the model in FLOAT, FLOAT16 or INT8"
+    for value in model.graph.output:
+        if value not in tensors:
+            yield f"output {value.name}: it is no tensor; export the model with an output for each tensor"

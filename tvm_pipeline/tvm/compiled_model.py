@@ -32,7 +32,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, OptionError, PlanError, PlatformError, RunError
+from tvm_pipeline.errors import BundleError, ModelError, OptionError, PlanError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
@@ -148,6 +148,8 @@ class TvmModel(CompiledModel, Generic[L]):
         """
         libraries = cls.build(model, targets, host, elsewhere, tuned=tuned, processor=processor)
         compiled = cls(model.name, libraries, bind, order)
+        if not compiled.graph.operators:
+            raise ModelError(f"{model.name}: its outputs are its inputs as they are, and nothing is to compile")
         compiled.elsewhere = elsewhere
         if len(libraries) == 1:
             for target in targets:

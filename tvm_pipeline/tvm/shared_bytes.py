@@ -56,6 +56,8 @@ def parts_of(library: KernelLibrary, kernel: int) -> list[Part]:
 
 
 def _is_along(axis: int, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> bool:
+    if any(len(shape) != len(result) for shape in shapes):  # a source that the kernel reshapes first
+        return False
     others = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
     return others == {result[:axis] + result[axis + 1 :]} and sum(shape[axis] for shape in shapes) == result[axis]
 

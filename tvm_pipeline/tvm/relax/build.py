@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 5  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
+FORMAT = 6  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
@@ -206,7 +206,7 @@ def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host
         raise
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    arrays = (np.ascontiguousarray(each.numpy()) for each in flat.constants)
+    arrays = (np.asarray(each.numpy(), order="C") for each in flat.constants)
     constants = write_weights(folder / WEIGHTS, ((each.shape, str(each.dtype), each.data) for each in arrays))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     saved = _Saved(

@@ -17,7 +17,8 @@ from tvm_pipeline.tvm.tvm_errors import on_shapes
 
 _log = logging.getLogger(__name__)
 
-_CONTROL_FLOW = ("operator If ", "operator Loop ", "operator Scan ")  # lines of `frontends/onnx_walk.py`
+# The lines of `frontends/onnx_walk.py` that hold for this TVM, too.
+_OF_BOTH = ("operator If ", "operator Loop ", "operator Scan ", "output ")
 _NEEDS_RELAY = (
     "needs TVM with Relay: run `pip install 'tvm-pipeline[relay]'` in an environment of its own, or export the model "
     "as ONNX"
@@ -73,7 +74,7 @@ def _from_onnx(model: Model) -> tvm.IRModule:
     proto = onnx.load_from_string(model.content)
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
-    lines = [line for line in model.obstacles if line.startswith(_CONTROL_FLOW)] or obstacles(proto)
+    lines = [line for line in model.obstacles if line.startswith(_OF_BOTH)] or obstacles(proto)
     if lines:
         more = [f"and {len(lines) - 3} kinds more"] if len(lines) > 3 else []
         raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join([*lines[:3], *more])}")

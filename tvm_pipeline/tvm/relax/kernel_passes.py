@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tvm_pipeline.tvm.kernel_sets import relax_kernels
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
@@ -16,6 +17,32 @@ NAME = "concatenate"  # of the functions that our legalisation makes
 PATTERN = "op_pattern"
 OPAQUE = 8  # FuseOps leaves functions of this pattern alone
 IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPUs write and heed it
+
+
+def _extreme(kind: str, builder: Any, call: Any) -> Any:
+    """Make a maximum or minimum whose identity is infinite: TVM's is the largest finite number."""
+    data, attributes, rank = call.args[0], call.attrs, len(call.args[0].ty.shape)
+    if not str(data.ty.dtype).startswith("float"):
+        return tvm.ir.Op.get(f"relax.{kind}").get_attr("FLegalize")(builder, call)
+    identity = float("inf" if kind == "min" else "-inf")
+    either = tirx.Min if kind == "min" else tirx.Max
+    combine = te.comm_reducer(lambda a, b: either(a, b), lambda dtype: tirx.const(identity, dtype), name=kind)
+    axes = [int(axis) % rank for axis in (range(rank) if attributes.axis is None else attributes.axis)]
+
+    def compute(x: Any) -> Any:
+        ranges = {axis: te.reduce_axis((0, x.shape[axis]), f"k{axis}") for axis in axes}
+
+        def element(*indices: Any) -> Any:
+            rest = iter(indices)
+            kept = [next(rest) if attributes.keepdims or axis not in ranges else None for axis in range(rank)]
+            return combine(x(*(ranges.get(axis, index) for axis, index in enumerate(kept))), list(ranges.values()))
+
+        return te.compute(list(map(int, call.ty.shape)), element, name=f"T_{kind}", tag="comm_reduce")
+
+    return builder.call_te(compute, data, primfunc_name_hint=kind)
+
+
+EXTREMES = {f"relax.{kind}": partial(_extreme, kind) for kind in ("max", "min")}
 
 
 def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False) -> tvm.IRModule:
@@ -28,7 +55,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False) 
         return tvm.transform.Sequential(
             [
                 *installed.layouts(target),
-                relax.transform.LegalizeOps(dict(installed.legalizations(target))),
+                relax.transform.LegalizeOps(EXTREMES | dict(installed.legalizations(target))),
                 relax.transform.AnnotateTIROpPattern(),
                 *([ConcatenationsApart()] if apart else []),
                 relax.transform.FuseOps(),

@@ -111,7 +111,7 @@ class OnnxImporter(ONNXGraphImporter):
     def _known(self, name: str) -> Known:
         """Return what is known of a tensor for rewriting the node that reads it."""
         expr = self._nodes[name]
-        value = expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+        value = expr.value.numpy() if _is_constant(expr) else None
         return Known(static_shape(expr.ty) or (), str(expr.ty.dtype), value)
 
     def _value(self, node: Any) -> list[Array] | None:
@@ -128,7 +128,7 @@ class OnnxImporter(ONNXGraphImporter):
         if kind == "Constant" and node.attribute[0].name == "value":
             return [numpy_helper.to_array(node.attribute[0].t)]
         read = {name: self._nodes[name] for name in node.input if name}
-        if kind.startswith(_WITHOUT_VALUE) or not all(isinstance(e, tvm.ir.GenericConst) for e in read.values()):
+        if kind.startswith(_WITHOUT_VALUE) or not all(map(_is_constant, read.values())):
             return None
         return self._evaluated(node, {name: expr.value.numpy() for name, expr in read.items()})
 
@@ -153,6 +153,9 @@ class OnnxImporter(ONNXGraphImporter):
         node = site.node
         inputs = onnx_input()
         inputs.extend(self._nodes[name] if name else None for name in node.input)
+        for name in node.input:
+            if name and 0 in (static_shape(self._nodes[name].ty) or ()) and not _is_constant(self._nodes[name]):
+                raise ValueError(f"its input {name} has no elements, which TVM cannot run")
         attributes = self._parse_attr(node.attribute)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         own = CONVERTERS.get(node.op_type)
@@ -218,6 +221,12 @@ def _check_static(node: Any, expr: Any) -> None:
         )
     if min(shape, default=0) < 0:
         raise RefusedNode(f"{label(node)}: its input is too small, so that it would give {list(shape)}")
+    if 0 in shape and not _is_constant(expr):
+        raise RefusedNode(f"{label(node)}: it gives no elements, {list(shape)}, which TVM cannot run")
+
+
+def _is_constant(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.GenericConst)
 
 
 def label(node: Any) -> str:

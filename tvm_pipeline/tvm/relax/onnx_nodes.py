@@ -9,7 +9,7 @@ imports it as it is. New tensors have names below the node's first output. What 
     MaxPool, ...    ceil_mode where the last window would begin in the padding
     Slice           attributes, before opset 10
     Softmax, ...    all axes behind the first are one, before opset 13
-    Add, Mul, ...   `broadcast` and `axis`, before opset 7
+    Add, Mul, ...   `broadcast` and `axis`, before opset 7; PRelu's slopes
 
 Next: `onnx_importer.py`.
 """
@@ -161,6 +161,18 @@ def _broadcast(site: Site) -> list[Any] | None:
     ]
 
 
+def _slopes(site: Site) -> list[Any] | None:
+    """PRelu(x: (1, 8, 4, 4), slope: (8,)) of before opset 7 -> slope as (8, 1, 1)."""
+    node, extents = site.node, site.look(site.node.input[0]).shape[2:]
+    if site.opset >= 7 or len(site.look(node.input[1]).shape) != 1 or site.look(node.input[1]).shape[0] == 1:
+        return None
+    return [
+        site.constant("shape", np.array([-1, *(1 for _ in extents)], "int64")),
+        helper.make_node("Reshape", [node.input[1], site.name("shape")], [site.name("slopes")]),
+        helper.make_node("PRelu", [node.input[0], site.name("slopes")], node.output, node.name),
+    ]
+
+
 def _celu(site: Site) -> list[Any]:
     """Celu(x) -> max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)."""
     node, dtype = site.node, site.look(site.node.input[0]).dtype
@@ -195,6 +207,16 @@ def _unlike(site: Site) -> list[Any] | None:
     kind, attributes = site.node.op_type, site.attributes
     if kind == "SpaceToDepth" and attributes.get("mode", "DCR") != "DCR":
         raise ValueError("TVM has it in the mode DCR alone; export the model with that")
+    if kind == "RoiAlign" and attributes.get("mode", "avg") != "avg":
+        raise ValueError("TVM has it with the mode avg alone")
+    if kind == "SequenceInsert" and (site.value(2) or 0) < 0:
+        raise ValueError("TVM counts its position otherwise from the back")
+    if kind == "TopK" and site.look(site.node.input[0]).dtype == "uint64":
+        raise ValueError("TVM sorts no uint64")
+    if kind == "BitShift" and site.look(site.node.input[0]).dtype.startswith("int"):
+        raise ValueError("TVM shifts signed numbers otherwise, where they are shifted by all their bits")
+    if kind == "Mod" and not attributes.get("fmod") and site.look(site.node.input[0]).dtype.startswith("float"):
+        raise ValueError("TVM has no remainder of floats with the sign of the divisor; export the model with fmod=1")
     if kind == "LayerNormalization" and any(site.node.output[1:]):
         raise ValueError("TVM does not give out its mean and deviation; export the model for inference")
     if kind == "RMSNormalization" and int(attributes.get("axis", -1)) % len(site.look(site.node.input[0]).shape) == 0:
@@ -212,7 +234,9 @@ REWRITES: dict[str, Rewrite] = {
     "Slice": _slice,
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Less", "Greater", "Equal", "And", "Or", "Xor"), _broadcast),
-    **dict.fromkeys(("SpaceToDepth", "LayerNormalization", "RMSNormalization"), _unlike),
+    **dict.fromkeys(("BitShift", "LayerNormalization", "Mod", "RMSNormalization", "RoiAlign"), _unlike),
+    **dict.fromkeys(("SequenceInsert", "SpaceToDepth", "TopK"), _unlike),
+    "PRelu": _slopes,
     "Celu": _celu,
     "Swish": _swish,
 }

@@ -48,7 +48,13 @@ def _convolution(site: Site) -> list[Any]:
 def _product(site: Site) -> list[Any]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = site.node.input
     last = len(site.look(b).shape) - 1  # a scale for each column
+    casts = []
+    if site.look(a_scale).dtype == "float16":  # sums in it would be rounded to other integers
+        scales = {name: site.name(f"scale/{name}") for name in (a_scale, b_scale, y_scale)}
+        casts = [helper.make_node("Cast", [name], [wide], to=TensorProto.FLOAT) for name, wide in scales.items()]
+        a_scale, b_scale, y_scale = (scales[name] for name in (a_scale, b_scale, y_scale))
     return [
+        *casts,
         _float(site, "a", (a, a_scale, a_zero)),
         _float(site, "b", (b, b_scale, b_zero), last),
         helper.make_node("MatMul", [site.name("a"), site.name("b")], [site.name("y")]),
