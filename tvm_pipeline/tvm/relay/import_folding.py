@@ -23,6 +23,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relay.fold import Folder
 from tvm_pipeline.tvm.relay.fold_table import Out
+from tvm_pipeline.tvm.relay.onnx_repairs import repaired
 from tvm_pipeline.tvm.tvm_errors import RefusedOperator
 
 _ONE_AT_A_TIME = threading.RLock()  # the importers' modules are shared by all threads
@@ -57,7 +58,7 @@ def faster_importer(converting: Callable[[str], None] = lambda _: None) -> Itera
             operator = f"operator {kind} (node {attrs['tvm_custom']['name']})"
             converting(operator)
             try:
-                return convert_stock(self, kind, inputs, attrs, opset)
+                return convert_stock(self, *repaired(kind, inputs, attrs, opset))
             except (RefusedOperator, ModelError):  # of a graph inside this node
                 raise
             except Exception as error:  # the importer raises any type

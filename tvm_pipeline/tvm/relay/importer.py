@@ -27,6 +27,7 @@ Params = dict[str, Any]
 
 LONGEST_S = 120.0  # of processor time, for the nodes of a file; recurrent networks have a copy for each step
 READ_S = 120.0  # that reading Relay JSON may take
+_UNCASTABLE = "float64", "float16"  # TVM emulates it by a function that LLVM calls in another way
 _NODES = 0.7  # the share of an import of ONNX in which nodes are converted
 
 _log = logging.getLogger(__name__)
@@ -175,10 +176,17 @@ def _check_static(model: Model, mod: tvm.IRModule) -> None:
         if _is_open(parameter.checked_type):
             raise ModelError(f"{model.name}: input {parameter.name_hint} has no fixed shape; give `input_shapes`")
     open_: list[str] = []
+    refused: list[str] = []
 
     def visit(expr: relay.Expr) -> None:
-        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) and _is_open(expr.checked_type):
-            open_.append(f"{expr.op.name.removeprefix('dyn.')}{_node(expr)}")
+        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op):
+            named = f"{expr.op.name.removeprefix('dyn.')}{_node(expr)}"
+            if _is_open(expr.checked_type):
+                open_.append(named)
+            elif any(_is_empty(one.checked_type) for one in (expr, *expr.args)):
+                refused.append(f"operator {named} has a tensor without elements, which TVM cannot run")
+            elif "cast" in expr.op.name and tuple(e.checked_type.dtype for e in (expr.args[0], expr)) == _UNCASTABLE:
+                refused.append(f"operator {named}: TVM casts no float64 to float16; cast it to float32 first")
 
     relay.analysis.post_order_visit(mod["main"], visit)
     if open_:
@@ -187,6 +195,8 @@ def _check_static(model: Model, mod: tvm.IRModule) -> None:
             "shapes and without what follows it (a selection of boxes, for instance), or fold its constants first"
             + on_shapes(model)
         )
+    if refused:
+        raise ModelError(f"{model.name}: {refused[0]}")
 
 
 def _node(expr: relay.Expr) -> str:
@@ -199,6 +209,10 @@ def _is_open(type_: Any) -> bool:
     if isinstance(type_, relay.TupleType):
         return any(_is_open(field) for field in type_.fields)
     return any(not isinstance(extent, tvm.tir.IntImm) for extent in type_.shape)
+
+
+def _is_empty(type_: Any) -> bool:
+    return isinstance(type_, relay.TensorType) and 0 in type_.concrete_shape
 
 
 @lru_cache(maxsize=64)
