@@ -10,6 +10,7 @@ from tvm import relax
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relax.dataflow import fields
 from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
 from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode, converters, label
@@ -59,6 +60,10 @@ def import_model(model: Model) -> tvm.IRModule:
     mod = importers[model.format](model)
     if not mod["main"].params:
         raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
+    parts = zip(model.outputs, fields(mod["main"].body.body.ty), strict=False)
+    ends = [*((each.name, each.ty) for each in mod["main"].params), *parts]
+    if empty := [name for name, type_ in ends if 0 in (static_shape(type_) or ())]:
+        raise ModelError(f"{model.name}: {empty[0]} has no elements, and TVM cannot run such an input or output")
     try:
         return distinct_outputs(mod, model.outputs)
     except ModelError as error:

@@ -153,9 +153,6 @@ class OnnxImporter(ONNXGraphImporter):
         node = site.node
         inputs = onnx_input()
         inputs.extend(self._nodes[name] if name else None for name in node.input)
-        for name in node.input:
-            if name and 0 in (static_shape(self._nodes[name].ty) or ()) and not _is_constant(self._nodes[name]):
-                raise ValueError(f"its input {name} has no elements, which TVM cannot run")
         attributes = self._parse_attr(node.attribute)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         own = CONVERTERS.get(node.op_type)
@@ -221,8 +218,6 @@ def _check_static(node: Any, expr: Any) -> None:
         )
     if min(shape, default=0) < 0:
         raise RefusedNode(f"{label(node)}: its input is too small, so that it would give {list(shape)}")
-    if 0 in shape and not _is_constant(expr):
-        raise RefusedNode(f"{label(node)}: it gives no elements, {list(shape)}, which TVM cannot run")
 
 
 def _is_constant(expr: Any) -> bool:

@@ -59,6 +59,7 @@ def _reduce(kind: str, inputs: Any, attributes: Attributes, opset: int) -> tuple
     elif keeps_all and "axes" not in attributes:
         if kind not in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
             raise ValueError("TVM does not have it over no axis")
+        attributes.pop("keepdims", None)
         return "Identity", opset
     return kind, min(opset, 11)
 
