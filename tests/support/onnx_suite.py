@@ -1,0 +1,259 @@
+"""ONNX's own backend tests, which its package brings, by our front ends, compilers and stages.
+
+A model is read from a file, as a user's is, and runs as one stage and, where it has several operators, as two. If it is
+refused as it is, its inputs but for the first become constants (`input_values`), as a user would do with axes and
+shapes. A child runs one test after another; the next one follows where it dies or hangs.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_pipeline.processes import Child, receive, send
+
+OUTCOMES = ("right", "rounded", "refused", "engine", "wrong", "foreign", "crashed", "hung")
+LONGEST_S = 120.0
+_KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+# onnx 1.16 expects numbers that wrap around, where the operator is to saturate; onnx has mended its tests since.
+_FAULTY = {"test_qlinearmatmul_2D_int8_float32", "test_qlinearmatmul_3D_int8_float32"}
+# What they give is drawn at random, of which the shape and the type can be compared.
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+_FAULT = re.compile(r"\b(Assertion|Attribute|Index|Key|Type)Error\b")  # in a message: a fault that a net has caught
+
+Values = dict[str, Any]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of a test.
+
+    Attributes:
+        outcome: one of OUTCOMES. `rounded` is beyond the test's tolerance and within 16 times the spacing of the type
+            at the largest value, such as 1e-5 in place of 0 where sums are 450. `engine` is what onnxruntime alone
+            gives, too: the same numbers, or an error when it runs. `foreign` is an error that is not
+            ours, or that comes when a frame runs.
+        names_a_part: whether the message has an operator, or a tensor by name, and not the file alone.
+        bound: whether inputs were constants.
+        operators: the kinds in the model.
+    """
+
+    name: str
+    outcome: str
+    message: str = ""
+    names_a_part: bool = False
+    bound: bool = False
+    operators: tuple[str, ...] = ()
+
+
+class _Wrong(Exception):  # noqa: N818  it never leaves this file
+    """Outputs differ from those that the test expects; an outcome, and how."""
+
+
+def verdicts(names: Iterable[str], compiler: str, workers: int = 2) -> Iterator[Verdict]:
+    """Run tests by `tvm`, of either IR, or by an engine; yield what became of each, in their order."""
+    idle: SimpleQueue[Child] = SimpleQueue()
+
+    def judge(name: str) -> Verdict:
+        try:
+            child = idle.get_nowait()
+        except Empty:
+            child = Child(f"{__name__}:serve", compiler.encode())
+        try:
+            child.send(name.encode())
+            if answer := child.receive(time.monotonic() + LONGEST_S)[0]:
+                idle.put(child)
+                return msgspec.json.decode(answer, type=Verdict)
+            outcome, how = "crashed", child.how()
+        except TimeoutError:
+            outcome, how = "hung", f"no answer in {LONGEST_S:g} s"
+        child.end()
+        return Verdict(name, outcome, how)
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            yield from pool.map(judge, names)
+    finally:
+        while not idle.empty():
+            idle.get().end()
+
+
+def serve(order: bytes, channel: socket.socket) -> None:
+    while name := receive(channel)[0].decode():
+        send(channel, msgspec.json.encode(verdict(cases()[name], order.decode())))
+
+
+@cache
+def cases() -> Mapping[str, Any]:
+    """Return the tests that need no network, by name."""
+    from onnx.backend.test.loader import load_model_tests
+
+    found = {case.name: case for kind in _KINDS for case in load_model_tests(kind=kind)}
+    return {name: case for name, case in found.items() if case.model is not None or name not in _FAULTY}
+
+
+def verdict(case: Any, compiler: str) -> Verdict:
+    """Run a test in this process."""
+    from tvm_pipeline.errors import PipelineError, RunError
+
+    proto, bound = _proto(case), False
+
+    def found(outcome: str, message: str = "", names_a_part: bool = False) -> Verdict:
+        kinds = {node.op_type for node in proto.graph.node}
+        return Verdict(case.name, outcome, message, names_a_part, bound, tuple(sorted(kinds)))
+
+    try:
+        for inputs, expected in _data(case, proto):
+            try:
+                given = _outputs(proto, compiler, inputs, {})
+            except PipelineError as error:
+                if isinstance(error, RunError) or len(inputs) < 2:
+                    raise
+                (first, frame), *others = inputs.items()
+                try:
+                    given = _outputs(proto, compiler, {first: frame}, dict(others))
+                except PipelineError:  # the first reason is that of the model as it is
+                    raise error from None
+                bound = True
+            for outputs in given:
+                _compare(case, outputs, expected)
+    except _Wrong as error:
+        if error.args[0] == "wrong" and compiler == "onnxruntime" and _is_of_engine(proto, inputs, outputs):
+            return found("engine", error.args[1])
+        return found(error.args[0], " ".join(error.args[1].split())[:300])
+    except PipelineError as error:
+        if isinstance(error, RunError) and compiler == "onnxruntime" and _is_of_engine(proto, inputs, None):
+            return found("engine", str(error))
+        names_a_part = _names_a_part(str(error), proto)
+        is_fault = isinstance(error, RunError) or (_FAULT.search(str(error)) and not names_a_part)
+        return found("foreign" if is_fault else "refused", str(error), names_a_part)
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return found("foreign", f"{at.filename}:{at.lineno}: {type(error).__name__}: {error}"[:600])
+    return found("right")
+
+
+def _outputs(proto: Any, compiler: str, inputs: Values, constants: Values) -> list[list[Any]]:
+    """Return the outputs of the model as one stage, and as two where it can be cut."""
+    from tests.support.stages import model_outputs, random_stages, run_stages
+    from tvm_pipeline.backends.registry import find_backend
+    from tvm_pipeline.core.platform import Device
+    from tvm_pipeline.frontends import load
+
+    declared = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.input}
+    open_ = [name for name, extents in declared.items() if not all(extent.dim_value for extent in extents)]
+    backend = find_backend("host" if compiler == "tvm" else compiler)
+    device = backend.settle(Device("cpu0", backend.name, (0,), ""))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        shapes = {name: np.shape(array) for name, array in inputs.items() if name in open_}
+        model = load(path, shapes, constants)
+    compiled = backend.compile(model, [device])
+    try:
+        names = [operator.name for operator in compiled.graph.operators]
+        cuts = [[names], *([random_stages(compiled.graph, Random(0), 2)] if len(names) > 1 else [])]
+        runs = [run_stages(compiled, [(stage, device) for stage in cut], inputs) for cut in cuts]
+        return [model_outputs(compiled, run) for run in runs]
+    finally:
+        compiled.close()
+
+
+def _is_of_engine(proto: Any, inputs: Values, outputs: list[Any] | None) -> bool:
+    """Whether onnxruntime alone gives these outputs of the file as it is, or fails when it runs (None)."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    try:
+        alone = session.run(None, inputs)
+    except Exception:  # its errors have no common root
+        return outputs is None
+    return outputs is not None and all(map(_is_near, alone, outputs))
+
+
+def _compare(case: Any, outputs: list[Any], expected: list[Any]) -> None:
+    """Compare as ONNX's own runner does, and shapes, which it lets numpy broadcast."""
+    from onnx.backend.test.runner import Runner
+
+    shapes = [[np.shape(array) for array in arrays] for arrays in (outputs, expected)]
+    if shapes[0] != shapes[1]:
+        raise _Wrong("wrong", f"shapes {shapes[0]}, not {shapes[1]}")
+    if _is_random(_proto(case)):
+        return
+    try:
+        Runner.assert_similar_outputs(expected, outputs, case.rtol, case.atol)
+    except AssertionError as error:
+        is_near = all(map(_is_near, outputs, expected))
+        raise _Wrong("rounded" if is_near else "wrong", str(error)) from error
+
+
+def _is_near(one: Any, other: Any) -> bool:
+    if one.dtype != other.dtype or one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    finite = np.isfinite(other)
+    largest = np.max(np.abs(other[finite]), initial=0)
+    return bool(np.allclose(one, other, rtol=0, atol=16 * np.finfo(one.dtype).eps * largest, equal_nan=True))
+
+
+def _is_random(proto: Any) -> bool:
+    return any(node.op_type in _RANDOM or "training" in proto.graph.name for node in proto.graph.node)
+
+
+def _proto(case: Any) -> Any:
+    import onnx
+
+    return case.model or onnx.load(Path(case.model_dir) / "model.onnx")
+
+
+def _data(case: Any, proto: Any) -> Iterator[tuple[Values, list[Any]]]:
+    """Yield inputs by name and the outputs of each set of a test's data."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    names = [value.name for value in proto.graph.input if value.name not in constants]
+    if case.data_sets is not None:
+        for inputs, outputs in case.data_sets:
+            yield dict(zip(names, map(_array, inputs), strict=True)), list(map(_array, outputs))
+        return
+    declared = {value.name: value.type for value in (*proto.graph.input, *proto.graph.output)}
+    for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
+        inputs = {name: _read(folder / f"input_{index}.pb", declared[name]) for index, name in enumerate(names)}
+        outputs = [_read(folder / f"output_{i}.pb", value.type) for i, value in enumerate(proto.graph.output)]
+        yield inputs, outputs
+
+
+def _array(value: Any) -> Any:
+    from onnx import TensorProto, numpy_helper
+
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def _read(path: Path, kind: Any) -> Any:
+    """Return a tensor, a sequence or an optional value from a file of the package."""
+    from onnx import OptionalProto, SequenceProto, TensorProto, numpy_helper
+
+    readers = {
+        "tensor_type": (TensorProto, numpy_helper.to_array),
+        "sequence_type": (SequenceProto, numpy_helper.to_list),
+        "optional_type": (OptionalProto, numpy_helper.to_optional),
+    }
+    message, convert = readers[kind.WhichOneof("value")]
+    return convert(message.FromString(path.read_bytes()))
+
+
+def _names_a_part(message: str, proto: Any) -> bool:
+    """Whether a message names an operator, a node, or an input or output of the model."""
+    nodes = [part for node in proto.graph.node for part in (node.op_type, node.name, *node.input, *node.output)]
+    values = [value.name for value in (*proto.graph.input, *proto.graph.output)]
+    return any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", message) for part in (*nodes, *values) if part)
