@@ -13,5 +13,6 @@ set_costs.py          pipelines where the cost of a stage is any function of its
 fewest_bottleneck.py  the same for segments of one order, with few questions
 peak_distribution.py  how many orders of a graph have which peak of memory
 tflite_arena.py       the arena that TensorFlow Lite laid out in 2019
+dnn_partitioning.py   the instances of dnn-partitioning, and their best split under its cost model
 minimalloc.py         the file format of Google's minimalloc
 """

@@ -27,7 +27,8 @@ from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
 from tvm_pipeline.planning.registry import BEST, BY_CUTS, MEASURED, SCHEDULERS, THROUGHPUT, Scheduler, check_scheduler
 from tvm_pipeline.planning.search.along_order import along
-from tvm_pipeline.planning.search.cuts import Cuts, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, ideals, prefixes
+from tvm_pipeline.solvers.hot import hot
 
 __all__ = [
     "BEST",
@@ -44,6 +45,8 @@ __all__ = [
     "check_scheduler",
     "cost_of",
     "even_cuts",
+    "hot",
+    "ideals",
     "known_cost_of",
     "measured_or_refused",
     "plan",
