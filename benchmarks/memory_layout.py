@@ -1,11 +1,15 @@
-"""Compare arenas laid out greedily by size with the exact layout, for four orders of every network.
+"""Compare arenas laid out greedily by size with the exact layout; lay out minimalloc's challenging instances.
 
     python benchmarks/memory_layout.py
-    python benchmarks/memory_layout.py --short   # the cells only, for CI
+    python benchmarks/memory_layout.py --only minimalloc --folder FOLDER   # `benchmarks/challenging` of a clone
+    python benchmarks/memory_layout.py --short   # the cells and one instance, for CI
 
-The result is a table. `alive` is the peak of the bytes alive in an order, a lower bound of every arena; CP-SAT runs
-only if the greedy arena is larger. Every layout is checked tensor against tensor. The exit status is 1 if one overlaps,
-or is larger than the greedy one.
+1. Four orders of every network. `alive` is the peak of the bytes alive in an order, a lower bound of every arena;
+   CP-SAT runs only if the greedy arena is larger. Every layout is checked tensor against tensor. The exit status is 1
+   if one overlaps, or is larger than the greedy one.
+2. The instances of https://github.com/google/minimalloc, whose arena is 1 048 576 bytes. They are hard because that is
+   all, or nearly all, that is alive. `fitting_offsets` searches each for a minute. Seconds are CPU seconds, without
+   compiling the loops. The exit status is 1 if none is found.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline.memory import MemoryGraph, memory_graph, minimum_peak
-from tvm_pipeline.memory.arena import check_layout, exact_layout, lifetimes, plan_arena
+from tvm_pipeline.memory.arena import check_layout, exact_layout, lifetimes, most_alive, plan_arena
+from tvm_pipeline.memory.fitting import fitting_offsets
 from tvm_pipeline.memory.orders import dfs_order, kahn_order, program_order
+from tvm_pipeline_papers.minimalloc import read_minimalloc
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.memory_networks import CELLS, NETWORKS
 
 CONSOLE = Console(width=max(Console().width, 120))
+SUITE = Path(__file__).parents[2] / "shared/suites/minimalloc"
+ARENA_BYTES = 1_048_576
 
 
 def least_peak(graph: MemoryGraph) -> Sequence[int]:
@@ -42,10 +50,8 @@ ORDERS: dict[str, Callable[[MemoryGraph], Sequence[int]]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="the cells only, for CI")
-    short = parser.parse_args().short
+def networks(short: bool) -> bool:
+    """Print the greedy and the exact arenas of networks; return whether an exact one is larger."""
     table = Table(title="Arenas where greedy by size misses what is alive", title_justify="left")
     for column in ("network", "order", "alive", "greedy", "exact", "greedy / exact", "status", "seconds"):
         table.add_column(column, justify="left" if column in ("network", "order", "status") else "right")
@@ -68,7 +74,44 @@ def main() -> None:
             table.add_row(name, way, *map(str, figures))
     CONSOLE.print(table)
     CONSOLE.print(f"{layouts} layouts, all checked; in {met} greedy by size takes no more than is alive")
-    sys.exit(worse > 0)
+    return worse > 0
+
+
+def challenging(folder: Path, short: bool) -> bool:
+    """Print what layouts of minimalloc's instances were found; return whether one was not."""
+    files = sorted(folder.glob(f"*.{ARENA_BYTES}.csv"))
+    if not files:
+        CONSOLE.print(f"no instances in {folder}: clone https://github.com/google/minimalloc and give --folder")
+        return False
+    table = Table(title=f"minimalloc's instances in {ARENA_BYTES} bytes", title_justify="left")
+    for column in ("instance", "tensors", "alive", "greedy", "found", "CPU seconds"):
+        table.add_column(column, justify="right")
+    fitting_offsets([(0, 0)], [1], 1, time.monotonic() + 60)  # compiles the loops
+    missing = 0
+    for path in files[:1] if short else files:
+        tensors, _ = read_minimalloc(path)
+        begin = time.process_time()
+        spans, sizes = [(tensor.first, tensor.last) for tensor in tensors], [tensor.bytes for tensor in tensors]
+        offsets = fitting_offsets(spans, sizes, ARENA_BYTES, time.monotonic() + 60)
+        seconds = time.process_time() - begin
+        if offsets is not None:
+            check_layout(tensors, offsets, ARENA_BYTES)
+        missing += offsets is None
+        figures = (len(tensors), most_alive(tensors, 1), plan_arena(tensors, 1)[1], "no" if offsets is None else "yes")
+        table.add_row(path.name.split(".")[0], *map(str, figures), f"{seconds:.2f}")
+    CONSOLE.print(table)
+    return missing > 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("networks", "minimalloc"), help="one of the two parts")
+    parser.add_argument("--folder", type=Path, default=SUITE, help="instances of minimalloc, as CSV")
+    parser.add_argument("--short", action="store_true", help="the cells and one instance, for CI")
+    args = parser.parse_args()
+    failed = args.only != "minimalloc" and networks(args.short)
+    failed |= args.only != "networks" and challenging(args.folder, args.short)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ MOST_LINES = {
     "tvm_pipeline/core": 3210,
     "tvm_pipeline/cost": 2160,
     "tvm_pipeline/frontends": 2610,
-    "tvm_pipeline/memory": 2800,
+    "tvm_pipeline/memory": 3000,
     "tvm_pipeline/planning": 11_930,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from tvm_pipeline.errors import PlanError
+from tvm_pipeline.memory.fitting import fitting_offsets
 from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order
 
 ALIGNMENT = 64  # TVM allocates with it, and compiled kernels rely on it
@@ -194,7 +195,8 @@ def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_l
     """Return the smallest arena, or the best one found in `time_limit_s` with a lower bound.
 
     If the greedy arena takes no more than `most_alive`, it is the answer. Else CP-SAT packs rectangles of steps by
-    bytes, starting at the greedy layout. Offsets are multiples of `alignment`.
+    bytes, starting at the greedy layout, for half of the time. If it proves nothing, and no tensor is in a block, the
+    search of `fitting.py` tries whether the bound is enough. Offsets are multiples of `alignment`.
 
     Raises:
         OptionError: ortools is needed, and not installed.
@@ -202,7 +204,12 @@ def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_l
     offsets, arena = plan_arena(tensors, alignment)
     bound = most_alive(tensors, alignment)
     if arena > bound:
-        offsets, arena, bound = _packed(tensors, _sizes(tensors, alignment), offsets, arena, bound, time_limit_s)
+        sizes, deadline = _sizes(tensors, alignment), time.monotonic() + time_limit_s
+        offsets, arena, bound = _packed(tensors, sizes, offsets, arena, bound, time_limit_s / 2)
+        if arena > bound and all(tensor.block is None for tensor in tensors):
+            spans = [(tensor.first, tensor.last) for tensor in tensors]
+            fitting = fitting_offsets(spans, sizes, bound, deadline)
+            offsets, arena = (offsets, arena) if fitting is None else (fitting, bound)
     return Layout(tuple(offsets), arena, bound)
 
 
