@@ -29,7 +29,7 @@ from tvm_pipeline import Device, DeviceProfile, Link, Operator, OperatorGraph, P
 from tvm_pipeline.core.topology import successors, topological_order
 from tvm_pipeline.errors import GraphError, InfeasibleError, OptionError
 from tvm_pipeline.files import read_bytes
-from tvm_pipeline.planning import Cuts, cost_of, hot, ideals
+from tvm_pipeline.planning import Cuts, cost_of, hot, ideals, is_inside
 
 # By how much the largest load may exceed the proven bound in each pass; the last pass admits every load.
 DEEPENING = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, math.inf)
@@ -384,12 +384,7 @@ def _pass(table: _Table, accelerators: int, cpus: int, memory: float, cap: float
                 on_cpu = 0
             if on_accelerator | on_cpu == 0:
                 continue
-            inside = True
-            if table.zone[i] == table.zone[j]:
-                for word in range(table.sets.shape[1]):
-                    if table.sets[i, word] & ~table.sets[j, word]:
-                        inside = False
-            if not inside:
+            if not is_inside(table.zone, table.sets, i, j):
                 continue
             seconds = np.inf
             if on_accelerator and table.size[j] - table.size[i] <= memory:

@@ -27,7 +27,7 @@ from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
 from tvm_pipeline.planning.registry import BEST, BY_CUTS, MEASURED, SCHEDULERS, THROUGHPUT, Scheduler, check_scheduler
 from tvm_pipeline.planning.search.along_order import along
-from tvm_pipeline.planning.search.cuts import Cuts, ideals, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, ideals, is_inside, prefixes
 from tvm_pipeline.solvers.hot import hot
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "even_cuts",
     "hot",
     "ideals",
+    "is_inside",
     "known_cost_of",
     "measured_or_refused",
     "plan",
