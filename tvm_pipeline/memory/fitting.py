@@ -3,7 +3,8 @@
 Its ideas are those of minimalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine
 Learning", ASPLOS 2023). Tensors are placed from the bottom to the top, each on what lies below it. Steps between which
 no tensor begins or ends are one section. A part of the search is lost if the tensors that are left do not fit above the
-floor of a section. Tensors that share no section with the others are placed apart from them. Next: `arena.py`.
+floor of a section. Tensors that share no section with the others are placed apart from them. Searches by random orders
+follow those by fixed ones; tensors of sections that were often too full then tend to come first. Next: `arena.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ MOST_TENSORS = 1000  # the search keeps their square in memory
 # the steps; a, bytes times steps. With True its lowest offset comes before these.
 ORDERS = (("taw", True), ("wat", True), ("twa", True), ("twa", False), ("taw", False))
 FITS, FITS_NOT, UNKNOWN = 1, 0, -1
-NODES = (5_000, 250_000, 2_500_000)  # of one search; all orders are tried with the first number before the second
+NODES = (5_000, 250_000)  # of one search; all orders are tried with the first number before the second
+MORE_NODES = 30_000  # of each search by a random order after these
 
 
 class _Tensors(NamedTuple):
@@ -61,31 +63,41 @@ def fitting_offsets(
     alive = np.zeros(len(steps), np.int64)
     for index in range(len(some)):
         alive[first[index] : last[index] + 1] += size[index]
+    tensors = _Tensors(first, last, size, np.zeros(len(some), np.int64))
+    beside = np.array([alive[a : b + 1].max() for a, b in zip(first, last, strict=True)])
     width = np.array([spans[index][1] + 1 - spans[index][0] for index in some])
-    keys = {
-        "w": -width,
-        "a": -width * size,
-        "t": -np.array([alive[a : b + 1].max() for a, b in zip(first, last, strict=True)]),
-    }
-    for nodes in NODES:
-        for order, by_offset in ORDERS:
-            if time.monotonic() >= deadline:
-                return None
-            rank = np.argsort(np.lexsort([keys[key] for key in reversed(order)]))
-            found = np.zeros(len(some), np.int64)
-            answer = _fits(_Tensors(first, last, size, rank), alive.copy(), arena_bytes, by_offset, nodes, found)
-            if answer == FITS:
-                offsets = dict(zip(some, found.tolist(), strict=True))
-                return [offsets.get(index, 0) for index in range(len(sizes))]
-            if answer == FITS_NOT:
-                return None
+    keys = {"w": -width, "a": -width * size, "t": -beside}
+    orders = [
+        (nodes, by_offset, np.lexsort([keys[key] for key in reversed(order)]))
+        for nodes in NODES
+        for order, by_offset in ORDERS
+    ]
+    draw, blame = np.random.default_rng(0), np.ones(len(steps))
+    while time.monotonic() < deadline:
+        if orders:
+            nodes, by_offset, tried = orders.pop(0)
+        else:
+            blamed = np.array([blame[a : b + 1].max() for a, b in zip(first, last, strict=True)]) / blame.max()
+            figures = np.array([np.log(width), np.log(size), 10 * np.log(beside), 6 * blamed])
+            nodes, by_offset = MORE_NODES, bool(draw.random() < 0.7)
+            tried = np.argsort(-draw.random(4) @ figures, kind="stable")
+        found = np.zeros(len(some), np.int64)
+        answer = _fits(
+            tensors._replace(rank=np.argsort(tried)), alive.copy(), arena_bytes, by_offset, nodes, found, blame
+        )  # fmt: skip
+        if answer == FITS:
+            offsets = dict(zip(some, found.tolist(), strict=True))
+            return [offsets.get(index, 0) for index in range(len(sizes))]
+        if answer == FITS_NOT:
+            return None
+        blame *= 0.9
     return None
 
 
 @hot
 def _choices(
     tensors: _Tensors, inside: Any, alive: Any, floor: Any, low: Any, arena: int, least: int, rank: int,
-    by_offset: bool, keys: Any, choices: Any,
+    by_offset: bool, keys: Any, choices: Any, blame: Any,
 ) -> int:  # fmt: skip
     """Fill in the tensors of a part that may be placed next, as they are tried, and return how many there are.
 
@@ -99,6 +111,7 @@ def _choices(
         low: for each tensor its lowest offset, which is filled in.
         least, rank: of the tensor that was placed last. None is placed below it.
         keys: room for the keys by which the choices are sorted.
+        blame: how often each section was too full.
     """
     begin, end = len(floor), 0
     for t in inside:
@@ -117,6 +130,7 @@ def _choices(
             under[s - begin] = min(under[s - begin], lowest)
     for s in range(begin, end):
         if alive[s] and max(floor[s], under[s - begin]) + alive[s] > arena:
+            blame[s] += 1
             return 0
     before = -1
     for t in inside:
@@ -139,7 +153,7 @@ def _choices(
 
 
 @hot
-def _fits(tensors: _Tensors, alive: Any, arena: int, by_offset: bool, most: int, offsets: Any) -> int:
+def _fits(tensors: _Tensors, alive: Any, arena: int, by_offset: bool, most: int, offsets: Any, blame: Any) -> int:
     """Fill the offsets and return FITS, or return FITS_NOT, or UNKNOWN after `most` nodes.
 
     A level is a part: tensors that are connected by sections that they share. It places one of its tensors and goes on
@@ -163,7 +177,7 @@ def _fits(tensors: _Tensors, alive: Any, arena: int, by_offset: bool, most: int,
                 return UNKNOWN
             own = inside[level, : size[level]]
             many[level] = _choices(
-                tensors, own, alive, floor, low, arena, least, rank, by_offset, keys, choices[level]
+                tensors, own, alive, floor, low, arena, least, rank, by_offset, keys, choices[level], blame
             )  # fmt: skip
             mark[level] = placed
             for k in range(many[level]):
