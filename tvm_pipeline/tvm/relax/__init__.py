@@ -4,6 +4,7 @@ From a file to a plain module:
 
 importer.py           a Model becomes a Relax module
 onnx_importer.py      an ONNX graph, node by node: constants folded, shapes known
+onnx_functions.py     nodes that TVM has not, as those by which ONNX defines them
 onnx_nodes.py         nodes that TVM's converters read wrongly, rewritten
 onnx_site.py          a node, and what is known around it
 onnx_resizing.py      Resize and Upsample, by matrices where TVM computes other scales

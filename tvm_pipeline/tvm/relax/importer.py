@@ -13,6 +13,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relax.dataflow import fields
 from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
+from tvm_pipeline.tvm.relax.onnx_functions import has_function
 from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode, converters, label
 from tvm_pipeline.tvm.tvm_errors import on_shapes
 
@@ -136,11 +137,11 @@ def _from_relax(model: Model) -> tvm.IRModule:
 
 def obstacles(proto: Any) -> list[str]:
     """Return a line for each kind of operator that cannot be imported, with its first node and what to do."""
-    has = converters()
+    has, opsets = converters(), {each.domain: each.version for each in proto.opset_import}
     found: dict[tuple[str, str], list[str]] = {}
     for node in proto.graph.node:
         why = _why(node, has)
-        if why:
+        if why and not has_function(node.op_type, node.domain, opsets.get(node.domain, 1)):
             found.setdefault((node.op_type, why), []).append(label(node))
     return [
         f"{nodes[0]}{f' and {len(nodes) - 1} more' if len(nodes) > 1 else ''}: {why}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map, onnx_input
@@ -28,6 +28,7 @@ from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relax.dataflow import name_of
 from tvm_pipeline.tvm.relax.numpy_table import constant, static_shape
 from tvm_pipeline.tvm.relax.onnx_converters import CONVERTERS
+from tvm_pipeline.tvm.relax.onnx_functions import expanded
 from tvm_pipeline.tvm.relax.onnx_nodes import REWRITES
 from tvm_pipeline.tvm.relax.onnx_quantized import QUANTISED
 from tvm_pipeline.tvm.relax.onnx_recurrent import RECURRENT
@@ -82,12 +83,35 @@ class OnnxImporter(ONNXGraphImporter):
 
     def _construct_nodes(self, graph: Any) -> None:
         for node in graph.node:
+            self._import_or_expand(node)
+
+    def _import_or_expand(self, node: Any) -> None:
+        """Import a node; where it is refused, the nodes by which ONNX defines it."""
+        try:
+            self._import(node)
+        except Exception as error:  # the importer raises any type
+            parts = self._expanded(node)
+            if not parts:
+                raise (
+                    error if isinstance(error, RefusedNode) else RefusedNode(f"{label(node)}: {reason(error)}")
+                ) from error
             try:
-                self._import(node)
-            except RefusedNode:
-                raise
-            except Exception as error:  # the importer raises any type
-                raise RefusedNode(f"{label(node)}: {reason(error)}") from error
+                for part in parts:
+                    self._import_or_expand(part)
+            except RefusedNode as inner:
+                raise RefusedNode(f"{label(node)}: {reason(error)}; of what ONNX defines it by, {inner}") from error
+
+    def _expanded(self, node: Any) -> list[Any]:
+        opsets = {each.domain: each.version for each in self._proto.opset_import}
+        read = [self._nodes[name] if name else None for name in node.input]
+        if any(expr is not None and not isinstance(expr.ty, relax.TensorType) for expr in read):
+            return []
+        types = []
+        for name in node.input:
+            known = self._known(name) if name else None
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(known.dtype)) if known else TensorProto.UNDEFINED
+            types.append(helper.make_tensor_type_proto(kind, known.shape if known else None))
+        return expanded(node, opsets.get(node.domain) or self.opset or 1, types)
 
     def _import(self, node: Any) -> None:
         """Import a node, or what stands for it."""
