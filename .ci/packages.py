@@ -196,6 +196,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "mqtt": check_mqtt,
     "cuda": check_cuda,
     "relax-cuda": lambda env: check_cuda(env, 13),
+    "frigate": lambda env: env.python("import zmq"),
     "loadgen": lambda env: env.python("import mlperf_loadgen"),
     "edgetpu": check_edgetpu,
     "jetson": lambda env: env.python("from jtop import jtop"),

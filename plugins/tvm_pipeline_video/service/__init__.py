@@ -19,5 +19,6 @@ mqtt_results.py     lines as messages to an MQTT broker
 control.py          a file that says what a running process plans for
 supervisor.py       a parent that starts the run again after a crash
 door.py             the host work around a model, for `compile` and `bench` of the engine
+frigate.py          detections for Frigate, over ZeroMQ
 video_extra.py      the parts of the video room that a service needs
 """

@@ -34,12 +34,13 @@ try:
     from tvm_pipeline_video.analysis import Outputs, decoder_name
     from tvm_pipeline_video.annotations import Overlay, with_overlay
     from tvm_pipeline_video.application import Application
-    from tvm_pipeline_video.decoders import Request, check_name, is_known, read_labels
+    from tvm_pipeline_video.decoders import FAMILIES, Request, check_name, choose, is_known, read_labels
     from tvm_pipeline_video.decoding import USUAL_FPS
+    from tvm_pipeline_video.errors import VideoError
     from tvm_pipeline_video.hardware import check_hardware, hardware_decoders
     from tvm_pipeline_video.host_profile import host_devices, profile_host
     from tvm_pipeline_video.interpret import Interpretation, interpret
-    from tvm_pipeline_video.preprocessing import Transform, picture_input
+    from tvm_pipeline_video.preprocessing import Transform, picture_input, preprocess
     from tvm_pipeline_video.rehearsals import HostSetting, Rehearsal
     from tvm_pipeline_video.sinks import json_line
     from tvm_pipeline_video.video_file import VIDEO_EXTENSIONS
@@ -47,6 +48,7 @@ except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
 
 __all__ = [
+    "FAMILIES",
     "USUAL_FPS",
     "VIDEO_EXTENSIONS",
     "Analysed",
@@ -69,9 +71,11 @@ __all__ = [
     "Request",
     "Source",
     "Transform",
+    "VideoError",
     "VideoFile",
     "check_hardware",
     "check_name",
+    "choose",
     "decoder_name",
     "draw",
     "hardware_decoders",
@@ -83,6 +87,7 @@ __all__ = [
     "open_source",
     "parse_policy",
     "picture_input",
+    "preprocess",
     "profile_host",
     "read_labels",
     "source_kind",
