@@ -1,0 +1,154 @@
+"""What Frigate's protocol adds to the latency of a picture, and the rate with several endpoints.
+
+    python benchmarks/frigate.py            # the street detector of examples/, about two minutes
+    python benchmarks/frigate.py --short    # an empty YOLO, briefly: proves that it works
+
+`inside` is the work of a request without ZeroMQ: a picture is prepared, goes through the pipeline, and the outputs
+become rows. `Frigate's` is what the client, a process of its own, waits for; `added` is the difference for the same
+request. Then 1, 2 and 4 clients with an endpoint each ask as fast as they can, and every answer is compared with that
+of a direct call. All of them share the cores with the pipeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.frigate_client import FrigateClient
+from tests.support.tiny_yolo import write_tiny_yolo
+from tvm_pipeline.core.plan import describe
+from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline_video.service.frigate import Detector, interpretation, serve
+from tvm_pipeline_video.service.listener import Listener
+from tvm_pipeline_video.service.model_bundle import opened_model
+from tvm_pipeline_video.service.running_model import plan_alone
+from tvm_pipeline_video.service.settings import Settings
+
+STREET = Path(__file__).parents[1] / "examples/street/detector.tflite"
+PICTURES = 8  # that differ
+CONSOLE = Console(width=150)
+
+
+def pictures(width: int, height: int) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (1, height, width, 3), np.uint8) for _ in range(PICTURES)]
+
+
+def ask(endpoint: str, count: int, width: int, height: int) -> None:
+    """Ask `count` times in this process, which `clients` has started; print seconds and a digest of the answers."""
+    images, seconds, answers = pictures(width, height), [], {}
+    with FrigateClient(endpoint) as client:
+        print(client.asks_for("benchmark"), flush=True)
+        sys.stdin.readline()
+        for number in range(count):
+            began_s = time.perf_counter()
+            rows, _ = client.detect(images[number % PICTURES])
+            seconds.append(time.perf_counter() - began_s)
+            answers.setdefault(number % PICTURES, set()).add(rows.tobytes().hex())
+    print(json.dumps({"seconds": seconds, "answers": {key: sorted(found) for key, found in answers.items()}}))
+
+
+def clients(endpoints: list[str], count: int, size: tuple[int, int]) -> tuple[list[dict], float]:
+    """Return what a client of each endpoint printed, and the seconds that all of them took."""
+    made = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--ask", endpoint, *map(str, (count, *size))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for endpoint in endpoints
+    ]
+    for process in made:
+        process.stdout.readline()  # it is ready
+    began_s = time.perf_counter()
+    for process in made:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    found = [json.loads(process.stdout.readline()) for process in made]
+    taken_s = time.perf_counter() - began_s
+    for process in made:
+        process.communicate()
+    return found, taken_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=STREET)
+    parser.add_argument("--device", default="", help="as `serve` takes it")
+    parser.add_argument("--count", type=int, default=1000, help="requests of a client")
+    parser.add_argument("--short", action="store_true", help="an empty YOLO, 20 requests: proves that it works")
+    parser.add_argument("--ask", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ask:
+        endpoint, *numbers = options.ask
+        ask(endpoint, *map(int, numbers))
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.short:
+            options.model, options.count = write_tiny_yolo(folder / "tiny.onnx"), 20
+        settings = Settings([options.model], device=options.device)
+        _, bundle = stack.enter_context(opened_model(options.model, settings, Listener()))
+        planned, found = plan_alone(settings, bundle), interpretation(bundle)
+        pipeline = stack.enter_context(LivePipeline(bundle.compiled, planned.problem, planned.plan))
+        endpoints = [f"ipc://{folder}/{number}" for number in range(4)]
+        server = threading.Thread(target=serve, args=(pipeline, found, endpoints), kwargs={"model": "benchmark"})
+        server.start()
+        stack.callback(server.join)
+        stack.callback(pipeline.stop)
+        run(
+            options,
+            bundle.graph.name,
+            pipeline,
+            Detector(pipeline, found, "direct"),
+            found.preprocessing.size,
+            endpoints,
+        )
+
+
+def run(options, name, pipeline, detector, size, endpoints) -> None:
+    images = pictures(*size)
+    header = json.dumps({"shape": images[0].shape, "dtype": "uint8"}).encode()
+    right = [detector.reply([header, image.tobytes()])[1].hex() for image in images]
+    inside_s: list[float] = []
+    reply = Detector.reply
+
+    def timed(self, parts):
+        began_s = time.perf_counter()
+        answer = reply(self, parts)
+        inside_s.append(time.perf_counter() - began_s)
+        return answer
+
+    Detector.reply = timed
+    [one], _ = clients(endpoints[:1], options.count, size)
+    Detector.reply = reply
+    of_request = {"inside": np.array(inside_s[1:]), "Frigate's": np.array(one["seconds"])}  # the first asks for a model
+    of_request["added"] = of_request["Frigate's"] - of_request["inside"]
+    CONSOLE.print(f"{name} {size[0]}x{size[1]}, {options.count} pictures, plan: {describe(pipeline.plan)}")
+    for what, seconds in of_request.items():
+        p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+        CONSOLE.print(f"{what}: {p50:.2f} ms p50, {p99:.2f} p99")
+    for count in (1, 2, 4):
+        found, taken_s = clients(endpoints[:count], options.count, size)
+        equal = sum(answers == [right[int(key)]] for one in found for key, answers in one["answers"].items())
+        asked, rate = sum(len(one["answers"]) for one in found), count * options.count / taken_s
+        CONSOLE.print(
+            f"{count} clients: {rate:.1f} pictures a second; {equal} of {asked} pictures answered as directly"
+        )
+
+
+if __name__ == "__main__":
+    main()
