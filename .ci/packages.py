@@ -136,6 +136,7 @@ def check_video(env: Environment) -> None:
         "with open_source('picture.png') as source:\n"
         "    assert [frame.image.shape for frame in source] == [(32, 48, 3)]"
     )
+    needs(env, "frigate", "serve", "model.tar", "--frigate", "ipc:///tmp/frigate")
 
 
 def check_plot(env: Environment) -> None:

@@ -257,7 +257,7 @@ def _bound(
 ) -> zmq.Socket[bytes]:
     """Return a socket that listens, and note its file; raise OptionError where it may not or cannot."""
     found = ENDPOINT.fullmatch(endpoint)
-    if found is None:
+    if found is None or int(found["port"] or 0) >= 1 << 16:
         raise _refusal(endpoint, "give ipc:///PATH, or tcp://ADDRESS:PORT")
     if found["host"] and not allow_others and not _is_loopback(found["host"]):
         raise _refusal(

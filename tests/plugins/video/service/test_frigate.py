@@ -17,15 +17,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.fake_backend import FakeModel, fake_platform, make_plan
+from tests.support.fake_backend import FakeModel, fake_platform, make_plan, raise_at
 from tests.support.log_lines import log_lines, on_line
 from tests.support.parts import needs
 from tvm_pipeline import Bundle, Operator, OperatorGraph, Pipeline, Tensor
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import OptionError, StageError
 from tvm_pipeline.testing import example_bundle
 
 needs("zmq")
 needs("av")
+
+import zmq
 
 from tests.plugins.video.service.test_signals import Command
 from tests.support.frigate_client import ROWS, FrigateClient
@@ -194,8 +196,6 @@ def test_broken_requests_get_no_boxes_and_harm_no_other_client(tmp_path):
 
 
 def test_clients_that_do_not_speak_the_protocol_harm_no_other(tmp_path):
-    import zmq
-
     random = np.random.default_rng(0)
     with (
         serving(detector(NHWC), tmp_path) as [endpoint],
@@ -234,6 +234,7 @@ def test_a_model_that_a_client_sends_is_left_alone(tmp_path, monkeypatch):
         ("tcp://0.0.0.0:0", "other machines reach that address, and there is no authentication.*`allow_others`"),
         ("tcp://*:0", "other machines reach that address"),
         ("tcp://127.0.0.1", "give ipc:///PATH, or tcp://ADDRESS:PORT"),
+        ("tcp://127.0.0.1:65536", "give ipc:///PATH, or tcp://ADDRESS:PORT"),
         ("udp://127.0.0.1:5555", "give ipc:///PATH, or tcp://ADDRESS:PORT"),
         ("ipc:///nowhere/socket", "No such file or directory"),
         ("ipc://{folder}/kept", "this file is no socket"),
@@ -253,6 +254,25 @@ def test_what_cannot_be_listened_at_is_refused(endpoint, error, tmp_path):
             serve(pipeline, interpretation(bundle), [endpoint.format(folder=tmp_path)], model="net.tar")
         assert client.asks_for("x")
     assert (tmp_path / "kept").read_text() == "x"
+
+
+def test_a_stage_that_fails_ends_the_server_with_its_error(tmp_path):
+    error = OSError("the driver is gone")
+    bundle = detector(NHWC, hooks={("op", name): raise_at(1, error) for name in ("d0", "d1")})
+    plan = make_plan(bundle.graph, (["d0"], ["op"]))  # frame 0 warms it up
+    endpoint = f"ipc://{tmp_path}/0"
+    with Pipeline(bundle.compiled, plan, bundle.platform) as pipeline, FrigateClient(endpoint, 2000) as client:
+
+        def ask() -> None:
+            with suppress(zmq.Again):  # the server is gone
+                client.ask(header(), TENSOR)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with pytest.raises(StageError, match="the driver is gone"):
+            serve(pipeline, interpretation(bundle), [endpoint], model="net.tar")
+        asking.join()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_others_are_allowed_where_that_is_given(tmp_path):
