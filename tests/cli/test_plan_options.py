@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tvm_pipeline.planning.registry import OWN
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 RESNET = PROFILES / "keras" / "ResNet50.json"
+CHECKER = Path(__file__).parents[2] / "tools/check_certificate.py"
 SIX = PROFILES / "platforms" / "coral-usb-6.toml"
 TWO = PROFILES / "platforms" / "coral-usb-2.toml"
 LEXICOGRAPHIC = ["memory,communication", "memory,dram,communication", "dram,memory,communication"]
@@ -301,3 +304,20 @@ def test_a_limit_that_no_plan_keeps_is_answered_by_what_one_can_do(cli):
     assert f"; the fastest plan makes {best:.4g} frames a second" in told.err
     told = cli("plan", RESNET, "--platform", TWO, "--max-latency", 1e-4)
     assert re.search("; the shortest latency of a plan is [0-9.e-]+ s$", told.err.strip()), told.err
+
+
+def test_a_certificate_is_checked_by_a_program_that_trusts_nothing(cli, tmp_path):
+    """The bounds are of modelled seconds, and of bytes. Other plans are refused before they are made."""
+    platform = tmp_path / "no_bus.toml"
+    platform.write_text(re.sub(r"(?m)^bus = .*\n", "", TWO.read_text()))
+    files = [tmp_path / f"{objective}.cert" for objective in ("latency", "throughput", LEXICOGRAPHIC[1])]
+    for file in files:
+        planned = ("plan", RESNET, "--platform", platform, "--objective", file.stem, "--scheduler", "ideals")
+        outcome = cli(*planned, "--certificate", file)
+        assert outcome.code == 0, outcome.err
+    ran = subprocess.run([sys.executable, "-I", "-S", CHECKER, *files], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.count(": checked: "), ran.stderr) == (0, 3, ""), ran.stdout
+    refused = cli("plan", RESNET, "--platform", TWO, "--certificate", tmp_path / "plan.cert")
+    assert refused.code == 2
+    assert "there are certificates of plans by --scheduler ideals and chain" in " ".join(refused.err.split())
+    assert not (tmp_path / "plan.cert").exists()

@@ -71,6 +71,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     # The profile is made, completed or summed up, and nothing is decided by a figure.
     ("backends/bundle.py", "profile.devices", "figures of stand-ins are left out once the device is here"),
     ("planning/planner.py", "profile.segments", "only whether there are any: bounds of operators are none of stages"),
+    ("planning/certificate.py", "profile.segments", "only whether there are any: certificates are of operators"),
     ("workflow/steps.py", "profile.segments", "what was measured is added"),
     ("workflow/predicted.py", "profile.devices", "devices that it lacks are added, with predicted figures"),
     ("workflow/modelled.py", "profile.devices", "only which devices were measured"),

@@ -64,7 +64,12 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 def existing() -> set[str]:
     """Return the paths of all Python files, and their endings, such as `cost/evaluate.py` and `evaluate.py`."""
     found = set()
-    for folder in (CORE, BACKENDS, PLUGINS, *(ROOT / folder for folder in ("tests", "benchmarks", "examples"))):
+    for folder in (
+        CORE,
+        BACKENDS,
+        PLUGINS,
+        *(ROOT / folder for folder in ("tests", "benchmarks", "examples", "tools")),
+    ):
         for path in folder.rglob("*.py"):
             parts = path.relative_to(ROOT).parts
             found |= {"/".join(parts[start:]) for start in range(len(parts))}

@@ -39,6 +39,8 @@ from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning import check_scheduler
+from tvm_pipeline.planning.certificate import certificate as certificate_of
+from tvm_pipeline.planning.certificate import check_certifiable
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.report.tables import percent
@@ -90,6 +92,10 @@ def command(
     remote: RemoteOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="Write what `tools/check_certificate.py` needs to prove the plan's bound again."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Plan a model: which device runs which operators.
@@ -103,7 +109,7 @@ def command(
     chosen = checked_objective(objective)
     check_limits(chosen, stages, min_throughput, max_latency, time_limit)
     check_scheduler(scheduler)
-    check_outputs(output, inputs=(*models, platform, *(profile or ())))
+    check_outputs(output, certificate, inputs=(*models, platform, *(profile or ())))
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
     profiles = profile or []
@@ -144,6 +150,8 @@ def command(
             max_latency_s=max_latency,
             time_limit_s=time_limit,
         )
+        if certificate:
+            check_certifiable(problem, scheduler)
         if front:
             decision = pareto_decision(problem)
         elif modes:
@@ -166,6 +174,8 @@ def command(
     errors = modelled(problem.platform, problem.profile)
     if errors:
         warn(how_good(errors))
+    if certificate:
+        write_bytes(certificate, certificate_of(problem, decision.plan).encode())
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:

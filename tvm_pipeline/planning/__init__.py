@@ -10,6 +10,7 @@ stage_orders.py    orders of operators whose activations fit into memory
 bus_simulation.py  plans for shared buses, chosen by simulation
 measured.py        the schedulers whose stages are compiled and timed
 corrected.py       its search: a partitioner that a model guides and measurements correct
+certificate.py     a problem, its plan and the bound in a file, for a checker that trusts nothing here
 deployment.py      several models on one platform
 together/          what judges, starts, bounds and proves deployments
 search/            exact searches by dynamic programming
