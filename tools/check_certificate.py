@@ -24,7 +24,7 @@ stages. A tensor crosses a boundary if it is there (an input, or written) and is
 Bytes. `memory` is the most parameter bytes of a stage, `dram` the sum of those beyond `cache_bytes`, `communication`
 the bytes of tensors that an operator wrote and a later stage reads, at the widest boundary; in lexicographic order.
 
-The proof takes seconds to find, so the file does not hold it. The checker lists the downsets from the empty one to the
+The checker finds the proof, so the file does not hold it. The checker lists the downsets from the empty one to the
 whole graph, one operator at a time. At each it keeps every state of a pipeline (devices used, device of the last stage)
 with the least loads of the open stage, and drops what reaches the bound. If something reaches the whole graph, a
 pipeline is better than the bound. Devices that can be swapped without a change of the instance are used in their order.
