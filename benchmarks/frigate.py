@@ -4,7 +4,7 @@
     python benchmarks/frigate.py --short    # an empty YOLO, briefly: proves that it works
 
 `inside` is the work of a request without ZeroMQ: a picture is prepared, goes through the pipeline, and the outputs
-become rows. `Frigate's` is what the client, a process of its own, waits for; `added` is the difference for the same
+become rows. `Frigate's` is what the client waits for, in another process; `added` is the difference for the same
 request. Then 1, 2 and 4 clients with an endpoint each ask as fast as they can, and every answer is compared with that
 of a direct call. All of them share the cores with the pipeline.
 """

@@ -27,7 +27,7 @@ class FrigateClient:
         self._socket.connect(endpoint)
 
     def ask(self, *parts: bytes) -> list[bytes]:
-        """Send any parts, and return those of the answer."""
+        """Send these parts, and return the parts of the answer."""
         self._socket.send_multipart(parts)
         return self._socket.recv_multipart()
 

@@ -1,4 +1,4 @@
-"""The figures of devices as arrays, and the loops that add up what a stage costs on one: the formula of all searches.
+"""The figures of devices as arrays, and the loops that add up what a stage costs on one: the formula of the searches.
 
 A stage on device d, which receives a frame from device p, costs
 
@@ -6,9 +6,12 @@ A stage on device d, which receives a frame from device p, costs
     + receive + link[p] + send                        transfers, each a fixed part and a part for each byte
 
 where `added` and `work` are sums over its operators (`device_costs.py`), and the fetched bytes are the parameters
-beyond the cache. Searches differ in how they come to these sums; none of them adds up costs in another way. A new kind
-of cost is a field of `DeviceTable` and a term of a loop here. `evaluate.py`, which judges every plan, computes the same
-without these arrays, and so checks them.
+beyond the cache. Searches differ in how they come to these sums, and add up costs here. Only CP-SAT does not: it states
+them as integers and constraints (`planning/sat/placement.py`). `evaluate.py`, which judges every plan, computes the
+same without these arrays, and so checks them. A new kind of cost is a field of `DeviceTable` and a term of `moving`, or
+of `computing` and `computed`.
+
+A loop takes the table out of another NamedTuple once, since numba counts references to its arrays each time.
 
 Next: `planning/search/cost_tables.py`, the sums over all cuts of a graph.
 """

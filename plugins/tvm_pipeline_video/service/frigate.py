@@ -186,7 +186,7 @@ class Detector:
             rows = self._detected(_tensor(header, parts[1:], self._settings))
         except Exception as error:  # whatever a client sends, the others go on
             said["error"] = str(error)
-            self._tell(f"a request is answered with no boxes: {error}")
+            self._tell(f"a request gets no boxes: {error}")
         return [msgspec.json.encode(said), rows.tobytes()]
 
     def _about_model(self, header: Header) -> dict[str, bool]:

@@ -40,7 +40,7 @@ def random_file(draw: random.Random) -> File:
     pairs = [(a, b) for a, b in itertools.combinations(range(count), 2) if draw.random() < 0.4]
     if training:
         for node in range(count):
-            # The backward node of one without a class is a class of its own.
+            # A forward node without a class leaves its backward node in a separate class.
             nodes.append({**nodes[node], "id": count + node, "isBackwardNode": True, "cpuLatency": 4.0, "size": 1.0})
         pairs += [(count + b, count + a) for a, b in pairs] + [(a, count + b) for a, b in pairs if draw.random() < 0.5]
     cost = [float(draw.randint(0, 4)) for _ in nodes]

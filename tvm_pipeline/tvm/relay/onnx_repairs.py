@@ -4,7 +4,7 @@ Reduce...       axes as an input: it takes the first alone
 Gelu, LpPool    the approximation by tanh; negative numbers
 Constant, Cast  value_ints and the like; saturate
 DFT             an axis as an input
-Resize          scales that lead to no whole number of rows, since it computes scales of its own from sizes
+Resize          scales that lead to no whole number of rows, since it computes other scales from the sizes
 RoiAlign, MaxUnpool, SequenceInsert, pools that round up: what `_refused` and `_pool` say
 """
 

@@ -1,6 +1,6 @@
 """Frigate's protocol: clients written from it against the server, over a fake detector that finds what a picture holds.
 
-The fake reads boxes from the pixels, so that each picture has an answer of its own, which the test knows by itself.
+The fake reads boxes from the pixels, so that the test knows the right answer to each picture.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_broken_requests_get_no_boxes_and_harm_no_other_client(tmp_path):
             gone._socket.send_multipart([header(), TENSOR])
         image, expected = picture(random)
         np.testing.assert_allclose(good.detect(image)[0], expected, atol=1e-6)
-    mistakes = [line for line in lines if "is answered with no boxes" in line]
+    mistakes = [line for line in lines if "a request gets no boxes" in line]
     assert 0 < len(mistakes) == len(set(mistakes)) <= len(BROKEN)
     assert any("the model takes width 64 and height 32" in line for line in mistakes)
 
