@@ -242,6 +242,15 @@ def test_ctrl_c_while_waiting_for_a_result(use: str) -> None:
         read(pipeline)
 
 
+def test_a_signal_that_comes_just_before_the_wait_for_a_result_is_handled() -> None:
+    """Here another thread takes the signal while the main thread waits, so that it does not interrupt the wait."""
+    other = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    with chain_with({}) as pipeline:
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.result()
+
+
 # Time limits
 
 

@@ -44,6 +44,9 @@ from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_device
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, StreamState, Threads, Worker
 
 SOURCE_S = 1.0  # how long `stop` waits for a frame from outside
+# The longest wait at a stretch. Python handles a signal between two instructions, or if it interrupts a wait; a signal
+# that comes just before a wait has its turn when that wait ends.
+WAIT_S = 1.0
 
 
 class Pipeline(FrameStream):
@@ -373,11 +376,16 @@ class Pipeline(FrameStream):
 
     def _take(self, queue: SlotQueue, timeout_s: float | None, what: str) -> Slot:
         """Return the next slot of a queue; a None in it means that no more will come."""
-        try:
-            slot = queue.get(timeout=timeout_s)
-        except Empty:
-            inside = self._submitted - self._delivered
-            raise PipelineTimeoutError(f"{what} in the time allowed; {inside} frames are inside") from None
+        left_s = math.inf if timeout_s is None else timeout_s
+        while True:
+            try:
+                slot = queue.get(timeout=min(left_s, WAIT_S))
+                break
+            except Empty:
+                left_s -= WAIT_S
+                if left_s <= 0:
+                    inside = self._submitted - self._delivered
+                    raise PipelineTimeoutError(f"{what} in the time allowed; {inside} frames are inside") from None
         if slot is None:
             queue.put(None)  # for the next call
             self.refuse(what)
