@@ -6,13 +6,30 @@ A package states them in its pyproject.toml, as `fair = "my_package:FAIR"` under
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib import metadata
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, TypeVar
 
 from tvm_pipeline.errors import OptionError, PipelineError, nearest
 
 T = TypeVar("T")
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return what installed packages register in a group, read once while `sys.path` stays as it is.
+
+    Reading takes 10 ms or more, and a command asks dozens of times.
+    """
+    found: EntryPoints = _read(tuple(sys.path)).select(group=group)
+    return found
+
+
+@cache
+def _read(_: tuple[str, ...]) -> Any:  # EntryPoints; Python 3.10 has another class for those of all groups
+    return metadata.entry_points()
 
 
 class Plugged(Mapping[str, T]):

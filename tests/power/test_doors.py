@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "power.md"
 def install(folder: Path, group: str, **functions: str) -> None:
     """Write what pip writes of an installed package with these entry points."""
     about = folder / "guest-1.dist-info"
-    about.mkdir(exist_ok=True)
+    about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1\n")
     lines = [f"{name} = {function}" for name, function in functions.items()]
     (about / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
@@ -45,10 +45,12 @@ def test_the_sensor_of_the_page_is_found_and_measures(tmp_path: Path, monkeypatc
 def test_a_package_that_cannot_be_imported_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    install(tmp_path, "tvm_pipeline.sensors", aged="no_such_package:find")
-    assert survey().obstacles["aged"] == "No module named 'no_such_package'"
-    install(tmp_path, "tvm_pipeline.power_modes", aged="no_such_package:modes")
+    install(tmp_path / "sensors", "tvm_pipeline.sensors", aged="no_such_package:find")
+    install(tmp_path / "modes", "tvm_pipeline.power_modes", aged="no_such_package:modes")
+    with monkeypatch.context() as path:
+        path.syspath_prepend(tmp_path / "sensors")
+        assert survey().obstacles["aged"] == "No module named 'no_such_package'"
+    monkeypatch.syspath_prepend(tmp_path / "modes")
     power_modes()
     assert "the power modes of aged are left out: No module named 'no_such_package'" in caplog.text
 

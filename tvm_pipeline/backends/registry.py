@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from types import MappingProxyType
 
 from tvm_pipeline.backends.contract import Backend
@@ -24,6 +24,7 @@ from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError, nearest
+from tvm_pipeline.plugins import entry_points
 
 GROUP = "tvm_pipeline.backends"
 OWN_PACKAGE = "tvm-pipeline"

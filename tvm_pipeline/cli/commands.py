@@ -13,7 +13,7 @@ import re
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.plugins import entry_points
 from tvm_pipeline.signals import ending, handling
 from tvm_pipeline_command import stop
 

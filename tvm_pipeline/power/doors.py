@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
+from tvm_pipeline.plugins import entry_points
 from tvm_pipeline.power.modes import PowerModes
 from tvm_pipeline.power.sensor import Found
 

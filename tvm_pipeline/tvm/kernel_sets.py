@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.plugins import entry_points
 from tvm_pipeline.tvm.installed_ir import installed_ir
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.plugins import entry_points
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.workflow.steps import Compiled
 

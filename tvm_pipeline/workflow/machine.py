@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.measured import SegmentTimer
+from tvm_pipeline.plugins import entry_points
 from tvm_pipeline.power import power_modes
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
