@@ -25,6 +25,7 @@ from hypothesis.internal.conjecture import providers
 from tests.support.examples import LEAST, THOROUGH
 from tests.support.log_lines import stop_collecting
 from tests.support.parts import needs
+from tvm_pipeline.profiling import patience
 
 # A shell starts a job in the background with SIGINT ignored, and nohup SIGHUP; tests of both and their processes need
 # them.
@@ -138,8 +139,9 @@ def _shared_cache(folder_of_the_run: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _brief_host_profile() -> None:
-    """Measure the work around a model on the fewest frames, in no seconds: no test depends on how exact that is."""
+def _brief_measurements() -> None:
+    """Measure once, however disturbed, and the work around a model on the fewest frames: no test needs exact times."""
+    patience.AGAIN = 0.0
     with suppress(ImportError):  # the plug-in for video, or what it needs, is not installed
         from tvm_pipeline_video import profile_host
 
