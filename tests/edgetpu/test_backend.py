@@ -226,6 +226,7 @@ def assert_runs(bundle: Bundle) -> None:
         assert_as_the_whole(pipeline.map(frames), NETWORK, frames)
 
 
+@pytest.mark.thorough
 def test_a_bundle_made_where_the_devices_are_needs_no_compiler(plug, install_compiler, tmp_path, monkeypatch):
     plug("usb:0,usb:1")
     calls = install_compiler()
@@ -269,6 +270,7 @@ def test_a_bundle_made_with_neither_device_nor_compiler_asks_for_the_compiler(pl
         Pipeline(bundle.compiled, bundle.plan, bundle.platform)
 
 
+@pytest.mark.thorough
 def test_a_bundle_made_where_the_devices_are_does_not_fall_back(plug, install_compiler, tmp_path):
     plug("usb:0,usb:1")
     install_compiler()

@@ -231,6 +231,7 @@ def test_an_output_that_nobody_reads():
     assert_equal(executed(built(partitioned(content)), feeds), expected(content, feeds))
 
 
+@pytest.mark.thorough
 def test_executors_in_two_threads_share_a_region_of_a_module_that_was_saved():
     content = random_network(5)
     library = fast_build(tvm.ir.load_json(tvm.ir.save_json(partitioned(content))), "llvm")
@@ -312,6 +313,7 @@ def test_an_exported_library_runs_in_another_process(tmp_path):
     assert_equal([np.load(tmp_path / "made.npy")], expected(content, feeds))
 
 
+@pytest.mark.thorough
 def test_the_processor_that_calls_is_the_one_asked_for(tmp_path):
     board = "llvm -mtriple=aarch64-linux-gnu"
     library = fast_build(partitioned(random_network(2), target=board), board)

@@ -150,6 +150,7 @@ def test_parts_are_compiled_together_and_once(tmp_path, compiler):
     assert len(calls(tmp_path)) == 3
 
 
+@pytest.mark.thorough
 def test_another_version_compiles_anew(tmp_path, compiler):
     compile_parts(PARTS, NAMES)
     compiler.write_text(compiler.read_text().replace("16.0.384591198", "16.1.0"))
@@ -163,7 +164,7 @@ def test_an_earlier_version_gets_no_option_that_it_does_not_know(compiler, monke
     assert report.compiler_version == "15.0.340273435"
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -182,6 +183,7 @@ def test_a_compiler_that_fails(tmp_path, compiler, monkeypatch, mode, message):
     assert len(compile_parts(PARTS, NAMES)) == 2
 
 
+@pytest.mark.thorough
 def test_a_report_that_cannot_be_read_is_not_kept(tmp_path, compiler):
     compiler.write_text(compiler.read_text().replace("Total number of operations", "Operations"))
     for _ in range(2):
@@ -238,6 +240,7 @@ def test_a_compiler_that_does_not_say_its_version(compiler):
         compile_parts(PARTS, NAMES)
 
 
+@pytest.mark.thorough
 def test_two_at_once_compile_the_same_parts_once(tmp_path, compiler):
     """The second waits for the first, and takes what it has made."""
     said = log_lines("INFO")

@@ -132,6 +132,7 @@ def command(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.thorough
 def test_without_the_library_and_with_it():
     without = command("devices", "--platform", PLATFORM, "--json", LD_LIBRARY_PATH="/nowhere")
     there = {"LD_LIBRARY_PATH": str(libedgetpu().parent), "FAKE_EDGETPUS": "usb:0,usb:1"}
@@ -206,7 +207,7 @@ def fails(outcome: Outcome, *words: str) -> None:
         assert word in outcome.err
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mode", "words"),
     [

@@ -157,6 +157,7 @@ def test_stages_on_a_stick_share_its_process_also_those_of_another_model(usb):
     assert children_of(os.getpid()) <= others
 
 
+@pytest.mark.thorough
 def test_a_fault_of_a_compiled_pipeline_is_an_error_and_the_next_stream_opens_the_stick_again(usb):
     problem = problem_of(*compiled(TWO))
     plan = plan_of(problem.graph, random_stages(problem.graph, 2, 0))
@@ -174,6 +175,7 @@ def test_a_fault_of_a_compiled_pipeline_is_an_error_and_the_next_stream_opens_th
     assert holders(usb / "right") == []
 
 
+@pytest.mark.thorough
 def test_only_sticks_have_processes(usb):
     model, platform = compiled(tpus("usb:0", "cpu", "usb:5"))  # two of them stand-ins
     plan = plan_of(model.graph, random_stages(model.graph, 3, 0))

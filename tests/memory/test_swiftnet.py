@@ -32,9 +32,10 @@ def least(graph: MemoryGraph) -> int:
     return found.peak_bytes
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("cell", "free", "parts"),
-    [pytest.param("a", 200704, 188160, marks=pytest.mark.thorough), ("b", 81536, 53312), ("c", 32536, 16856)],
+    [("c", 32536, 16856), ("b", 81536, 53312), ("a", 200704, 188160)],
 )
 def test_least_peaks_where_a_concatenation_is_free(cell: str, free: int, parts: int) -> None:
     graph = swiftnet(f"-cell-{cell}")

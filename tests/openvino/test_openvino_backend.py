@@ -26,6 +26,7 @@ needs("onnx")
 
 from onnx import TensorProto, helper
 
+from tests.support.examples import seeds
 from tests.support.graphs import random_order
 from tests.support.onnx_models import onnx_bytes, write_picture_net
 from tests.support.threads import cores_of_work, ticks
@@ -131,7 +132,7 @@ def test_every_cut_has_the_bits_of_the_uncut_model() -> None:
         assert len(kinds) > 12
         assert {"conv", "batchnormalization"} <= next(kind for kind in kinds if "conv" in kind)
         assert not any("shape" in kind for kind in kinds)  # it is known before the model runs
-        for seed in range(20):
+        for seed in seeds(20):
             draw = random.Random(seed)
             order = random_order(draw, compiled.graph)
             first, second = sorted(draw.sample(range(1, len(order)), 2))
@@ -182,6 +183,7 @@ def test_a_stage_computes_on_the_core_of_its_device_alone(core: int, tmp_path: P
     assert all(cores == {core} for cores in computing.values())
 
 
+@pytest.mark.thorough
 def test_all_cores_are_in_this_process_and_others_in_one_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO's threads are one pool of a process, so a process with fewer cores is what holds them there.
 

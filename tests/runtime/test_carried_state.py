@@ -109,7 +109,7 @@ def test_a_pipeline_over_loops_is_the_plain_loop():
         check(pipeline.map(frames), plain_loop(model, frames))
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_changes_of_plan_and_failures_leave_every_bit_of_the_state(seed):
     random = np.random.default_rng(seed)

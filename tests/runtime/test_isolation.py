@@ -145,6 +145,7 @@ def test_one_that_dies_while_idle_is_told_at_the_next_frame() -> None:
             pipeline.result(20)
 
 
+@pytest.mark.thorough
 def test_one_that_dies_while_it_loads_fails_the_pipeline_before_it_starts() -> None:
     model, platform = chain(op0=EndsLoading()), fake_platform("d0")
     plan = one_stage(model)
@@ -154,6 +155,7 @@ def test_one_that_dies_while_it_loads_fails_the_pipeline_before_it_starts() -> N
         assert caught.value.device == "d0"
 
 
+@pytest.mark.thorough
 def test_what_is_no_stage_is_told_as_without_isolation() -> None:
     model, platform = chain(3), fake_platform("d0")
     path = "a path leaves it and comes back at op2"

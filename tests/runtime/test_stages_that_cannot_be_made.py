@@ -114,6 +114,7 @@ def test_a_device_that_cannot_be_tied_when_a_run_begins_is_left_out() -> None:
         assert (pipeline.plan.devices, "unplugged" in failures(pipeline)[0]) == (("d1",), True)
 
 
+@pytest.mark.thorough
 def test_stop_does_not_wait_for_a_stage_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_pipeline.runtime.live_pipeline.STOP_S", 0.1)
     model, platform = chain(op0=AddOne(tmp_path, at=(3,))), fake_platform("d0", "d1")

@@ -100,6 +100,7 @@ def test_random_networks_keep_their_limits(seed: int) -> None:
     assert graph == random_nasbench(random.Random(seed))
 
 
+@pytest.mark.thorough
 def test_networks_are_all_different_and_have_one_role_each() -> None:
     found = list(networks(30))
     assert found[:10] == list(networks(10))

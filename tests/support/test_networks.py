@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.support.parts import needs
 
@@ -21,6 +22,7 @@ PROGRAM = (
 )
 
 
+@pytest.mark.thorough
 def test_a_model_has_one_digest() -> None:
     """What is compiled in one process is found by the others, whatever order its parameters have there."""
     mod, params = relay_module("mobile")

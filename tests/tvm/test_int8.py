@@ -91,6 +91,7 @@ def test_vnni_is_used_where_the_target_has_it(target: str) -> None:
     assert ("vpdpbusd" in library.lib.get_source("asm")) == (target != WITHOUT_VNNI)
 
 
+@pytest.mark.thorough
 def test_layers_are_not_scheduled_for_amx_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     mod, _, _ = products("uint8")
     with caplog.at_level("INFO", "tvm_pipeline.tvm.relay.int8"):

@@ -80,6 +80,7 @@ def test_engines_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         with_engines(DESK, "tvm,openvino")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("desk")
 @pytest.mark.skipif(len(CORES) < 2, reason="on one core there are no replicas")
 def test_the_whole_model_by_each_engine_is_a_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

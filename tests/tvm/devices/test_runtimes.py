@@ -77,6 +77,7 @@ def test_a_cuda_target_names_its_gpu() -> None:
         ready_to_compile("nvidia/jetson-agx-xavier")
 
 
+@pytest.mark.thorough
 def test_no_loader_of_opencl_and_no_driver_of_nvidia(tmp_path: Path) -> None:
     """The message names the package that has it."""
     posing(tmp_path / "lib", "libcuda.so.1")

@@ -38,7 +38,7 @@ OWN = Path(__file__).parent  # C++ of this package lies beside this file
 # Symbols of an add-on are hidden: libtvm.so has some of the same names, and its own would be taken. The headers on
 # PyPI are those of a build with TVM's own logging.
 _OPTIONS = (
-    *("-shared", "-fPIC", "-O2", "-std=c++17", "-fvisibility=hidden", "-w"),
+    *("-shared", "-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", "-w"),
     "-DDMLC_USE_LOGGING_LIBRARY=<tvm/runtime/logging.h>",
 )
 # One file that includes all sources, since the compiler spends nearly all of its time on TVM's headers.

@@ -256,6 +256,7 @@ def test_alone_a_host_goes_on_or_stops(host):
     assert coordinator.twice == 0
 
 
+@pytest.mark.thorough
 def test_a_camera_that_can_be_opened_once_is_closed_before_the_new_bundle_opens_it(host, monkeypatch):
     # Here, too, the kind of source is known.
     monkeypatch.syspath_prepend(host.environment["PYTHONPATH"].rpartition(os.pathsep)[2])

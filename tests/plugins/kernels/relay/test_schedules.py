@@ -86,6 +86,7 @@ def test_channels_that_fill_no_vector(channels: int) -> None:
         np.testing.assert_allclose(own, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", WIDE)
 def test_the_inner_loop_multiplies_vectors_as_wide_as_the_target_has(target: str) -> None:
     """Sums are as many as hide the latency of an addition, each in a register as wide as the target has."""
@@ -128,6 +129,7 @@ def test_weights_are_fetched_before_they_are_needed_and_change_no_bit(
     np.testing.assert_array_equal(run(library, frame)[0], run(stock, frame)[0])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", WIDE)
 def test_no_sum_is_stored_between_its_additions(deep: Callable[[str], tuple[Network, str]], target: str) -> None:
     """At the edge of the image a part of a tile is skipped, which LLVM cannot see through unless it is on the stack."""

@@ -143,7 +143,7 @@ def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:
     np.testing.assert_array_equal(own, run(library, frame)[0], err_msg=str(module))
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("target", "layer"), zip(TARGETS, cycle([transposed, pooled, concatenated]), strict=False))
 def test_every_target_builds(layer: Layer, target: str) -> None:
     module, params, tensor = network(layer, Random(1))
@@ -162,7 +162,7 @@ def spread(x: Array, kernel: Array, stride: int, padding: int) -> Array:
     return y[:, :, padding or None : -padding or None, padding or None : -padding or None]
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("stride", "extent", "padding"),
     [(1, 3, 1), (2, 2, 0), (2, 3, 1), (3, 2, 0), (4, 8, 2), (16, 16, 0)],

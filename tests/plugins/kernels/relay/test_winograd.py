@@ -165,6 +165,7 @@ def test_values_are_within_the_stated_tolerance(target: str, size: int) -> None:
     assert np.abs(found - expected).max() <= limit, (choices, mod)
 
 
+@pytest.mark.thorough
 @x86
 def test_what_follows_may_store_another_type() -> None:
     weights, [tensor] = Weights(), [Tensor("data", (1, 16, 9, 9))]

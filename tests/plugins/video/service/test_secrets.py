@@ -81,7 +81,7 @@ def test_no_command_shows_it(address, cli, model, empty_cache, tmp_path, monkeyp
     assert secrets_in(work) == []
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", [f"rtsp://me:{SECRET}@{{}}/x", f"http://{{}}/x;pw={SECRET}"])
 def test_no_traceback_shows_it(path, bundle):
     command = [sys.executable, "-c", "import tvm_pipeline_command as c; c.main()", "run", bundle, "--traceback"]

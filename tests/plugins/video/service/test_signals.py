@@ -103,6 +103,7 @@ def test_one_that_comes_while_modules_are_imported(tmp_path, number, module):
     assert command.errors == "stopped\n"
 
 
+@pytest.mark.thorough
 def test_an_interrupt_while_a_supervised_worker_imports_is_not_lost(tmp_path):
     slow = slow_start(tmp_path, WORKER)
     command = Command(tmp_path, "run", "net.tar", "--source", "camera:0", "--supervise", **slow)
