@@ -205,7 +205,7 @@ def test_standard_input_is_empty_and_standard_output_is_not_that_of_results(star
 # How it ended
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("function", "order", "how", "words"),
     [

@@ -95,6 +95,7 @@ def slower(model: DeviceModel) -> DeviceModel:
     )
 
 
+@pytest.mark.thorough
 def test_cross_validation_leaves_each_network_out() -> None:
     """The error is that of models which were fitted without the network, here fitted one by one."""
     chance = np.random.default_rng(0)

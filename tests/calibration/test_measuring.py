@@ -109,6 +109,7 @@ def test_known_devices_are_refitted_and_unseen_networks_predicted(calibrate, tmp
     assert "leaving out each of 3 networks" in comments
 
 
+@pytest.mark.thorough
 def test_the_second_half_is_chosen_under_the_fitted_model(calibrate):
     """What the first stages say decides which are measured next: devices of other laws part after the first half."""
     clock = Clock()
@@ -249,6 +250,7 @@ def test_too_few_stages_are_said(calibrate):
         calibrate_platform(["net0.relay"], Platform("box", (D0,)), timer=Clock())
 
 
+@pytest.mark.thorough
 def test_devices_without_cores_are_equal_by_kind(calibrate):
     """Two of one bus are equal, whatever their index; another bus, or another model, makes another device."""
     named = [("t0", "usb:0"), ("p0", "pci:0"), ("t1", "usb:1"), ("t2", "usb:2")]

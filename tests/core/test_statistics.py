@@ -177,6 +177,7 @@ def test_the_interval_of_the_median_holds_it_95_times_in_100(count: int) -> None
     assert narrower > 0.05
 
 
+@pytest.mark.thorough
 def test_the_interval_of_the_median_of_very_many_values() -> None:
     low, high = median_interval(range(5000))
     assert (low + high, 2300 < low < 2500) == (4999, True)

@@ -107,6 +107,7 @@ def test_a_stick_that_came_back_keeps_its_address(desk, tmp_path, gone):
     assert opened()[-1] == gone
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("address", ["usb:0", "usb:1"])
 def test_another_process_means_the_same_stick_while_one_is_away(desk, tmp_path, address):
     """So does the process of a stage that starts after a fault: `usb:0` must not be the stick that is left."""
@@ -199,6 +200,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layout", ["TF_2_5", "TODAY"])
 def test_a_library_of_another_tensorflow_ends_no_process(layout):
     """Both layouts of TfLiteRegistration: that of TensorFlow 2.5 ends a process whose delegate takes an operator."""
@@ -230,6 +232,7 @@ print("opened")
     assert told == "opened\n"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aborts", [1, 2])
 def test_a_fault_in_the_copy_is_tried_again_before_the_library_is_blamed(desk, tmp_path, aborts):
     desk(left=False)
@@ -267,6 +270,7 @@ def test_pycoral_is_asked_where_it_is_installed(tmp_path):
     assert "plugged in: pci:0, usb:0" in missing
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "text",
     ["import tflite_runtime_of_2021", 'raise ImportError("generic_type: InterpreterWrapper is already registered")'],

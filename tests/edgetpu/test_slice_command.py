@@ -103,6 +103,7 @@ def test_stages_are_compiled_and_their_tensors_have_scales(cli, model, plan, tmp
         assert all(tensor["scale"] == pytest.approx(0.05) for tensor in (*stage["inputs"], *stage["outputs"]))
 
 
+@pytest.mark.thorough
 def test_what_a_longer_plan_left_behind_goes(cli, model, plan, tmp_path):
     stages = tmp_path / "stages"
     stages.mkdir()

@@ -63,6 +63,7 @@ def computed(platform: Platform, content: bytes) -> dict[str, np.ndarray]:
     return {port.name: array for port, array in zip(runner.outputs, outputs, strict=True)}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("kind", "version"), [("conv_2d", 6), ("fully_connected", 12), ("transpose_conv", 4)])
 def test_a_version_that_says_more_than_the_operator_needs_is_lowered(plug, install_compiler, kind, version):
     plug("usb:0")

@@ -397,6 +397,7 @@ def test_what_an_if_uncovers_settles_the_next_one(tmp_path: Path) -> None:
 LONG = MOST_NODES * 2 // (3 * MOST_COPIES)  # nodes of a body of which one loop may be unrolled, and no second one
 
 
+@pytest.mark.thorough
 def test_loops_whose_copies_are_too_many_together_stay(tmp_path: Path) -> None:
     """Of loops in a row the first ones are unrolled; one with a loop inside that stays has no copies either."""
     chain = [node("Neg", "x_" if index == 0 else f"n{index - 1}", f"n{index}") for index in range(LONG)]

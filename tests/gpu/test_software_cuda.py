@@ -347,6 +347,7 @@ except CudaError as error:
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("setting", "value", "ends", "error"),
     [

@@ -43,9 +43,10 @@ def test_least_peaks_where_a_concatenation_is_free(cell: str, free: int, parts: 
     assert least(in_parts(graph, narrow_sums=True)) == parts
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("cell", "listed", "kahn", "exact"),
-    [("a", 351232, 388864, 275968), ("b", 147392, 166208, 122304), ("c", 53900, 53900, 53900)],
+    [("c", 53900, 53900, 53900), ("b", 147392, 166208, 122304), ("a", 351232, 388864, 275968)],
 )
 def test_peaks_with_copies(cell: str, listed: int, kahn: int, exact: int) -> None:
     memory = memory_graph(swiftnet(f"-cell-{cell}"))

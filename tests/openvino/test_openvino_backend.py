@@ -204,6 +204,7 @@ def test_all_cores_are_in_this_process_and_others_in_one_of_their_own(monkeypatc
             np.testing.assert_array_equal(found[name], here[name])
 
 
+@pytest.mark.thorough
 def test_every_thread_of_such_a_process_has_the_cores_of_the_device() -> None:
     core = CORES[-1]
     device = Device("cpu", "openvino", (core,), "CPU")

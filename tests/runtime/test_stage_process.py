@@ -39,6 +39,7 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GONE_S", 0.3)
 
 
+@pytest.mark.thorough
 def test_one_that_never_reads_its_long_order_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hangs in the interpreter's own start; the order is longer than a pipe takes."""
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
@@ -118,6 +119,7 @@ def test_no_descriptors_are_told_as_such(tmp_path: Path) -> None:
             _ = runner.inputs
 
 
+@pytest.mark.thorough
 def test_a_larger_model_has_longer_to_load() -> None:
     tensors = [Tensor(name, (1,)) for name in "xy"]
     graph = OperatorGraph("net", (tensors[0],), (Operator("op", "dense", ("x",), (tensors[1],), 500_000_000),), ("y",))

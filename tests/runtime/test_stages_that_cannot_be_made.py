@@ -100,6 +100,7 @@ def test_a_thread_that_cannot_be_tied_to_its_device_in_time() -> None:
     let_go.set()
 
 
+@pytest.mark.thorough
 def test_a_device_that_cannot_be_tied_when_a_run_begins_is_left_out() -> None:
     model, platform = chain_model(1), fake_platform("d0", "d1")
     problem = problem_of(model, platform)

@@ -147,6 +147,7 @@ def test_transformer_counts(layers: int, shared_mask: bool) -> None:
     assert [d for name, d in digraph.out_degree() if name.startswith("mask")] == [layers] * shared_mask
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("operators", [1, 100, 1000, 19_000])
 def test_a_transformer_of_so_many_operators(operators: int) -> None:
     graph = transformer_of(operators)

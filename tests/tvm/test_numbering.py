@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 import networkx as nx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def test_what_no_output_needs_is_numbered_last() -> None:
     assert found.places == ((0, 0), (2, 0), (1, 0))
 
 
+@pytest.mark.thorough
 def test_a_deep_network_is_numbered_without_recursion() -> None:
     kernels = [conv(0), *(conv(0, (index, 0)) for index in range(20_000))]
     assert numbered(kernels, [(20_000, 0)]).places == tuple((index, 0) for index in range(20_001))

@@ -130,6 +130,7 @@ def test_a_coarse_step_is_never_better_and_asks_for_less() -> None:
     assert coarse.evaluations < fine.evaluations
 
 
+@pytest.mark.thorough
 def test_a_heavy_operator_behind_many_light_ones_ends() -> None:
     """Stepping back over every composition of 60 operators would not."""
     work_s = [0.001] * 60 + [0.5] + [0.001] * 60

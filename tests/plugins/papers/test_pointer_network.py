@@ -136,6 +136,7 @@ def test_each_pick_is_the_most_probable_one(seed: int, count: int, ready: bool) 
         assert shares[pick] >= max(shares.values()) - 1e-4
 
 
+@pytest.mark.thorough
 def test_samples_are_drawn_by_the_network_s_probabilities() -> None:
     weights = {name: 4 * array for name, array in untrained(4, 3, 6).items()}
     rows = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)

@@ -29,6 +29,7 @@ NAMES = sorted(
 PREDICTING = [name for name in NAMES if not SCHEDULERS[name].cut]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("scheduler", [name for name in PREDICTING if name != "predpar"])  # predpar plans for Edge TPUs
 def test_a_plan_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     made = 0
@@ -56,6 +57,7 @@ def test_a_plan_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
 
 
 # predpar asks its network for each segment, 6 seconds in plain Python; test_predpar.py has a small network for it.
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "scheduler",
     [pytest.param(name, marks=pytest.mark.thorough) if name == "predpar" else name for name in PREDICTING],

@@ -190,6 +190,7 @@ def test_each_segment_is_asked_once_and_alone_as_in_company():
     assert predictor.known == known
 
 
+@pytest.mark.thorough
 def test_a_table_with_a_limit_leaves_out_what_is_long():
     graph = chain_model(60).graph
     weights = random_weights(extended=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
 from tests.support.generators import random_dag
 from tvm_pipeline.core.platform import Device, Platform
@@ -33,6 +34,7 @@ def test_the_note_says_how_to_make_the_weights_again() -> None:
     assert SHIPPED.stat().st_size < MOST_BYTES
 
 
+@pytest.mark.thorough
 def test_the_network_learned_which_operators_come_first() -> None:
     """On graphs like those that it was trained on it violates few edges, and an untrained network most of them."""
     rng = random.Random(7)

@@ -171,6 +171,7 @@ def test_components_against_a_flood() -> None:
         assert np.array_equal(filled, flooded)
 
 
+@pytest.mark.thorough
 def test_the_smallest_rectangle_has_the_least_area_of_all_angles() -> None:
     draw = np.random.default_rng(2)
     for _ in range(20):

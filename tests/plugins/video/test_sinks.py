@@ -110,6 +110,7 @@ def test_a_full_disk_is_named() -> None:
     assert Path("/dev/full").is_char_device()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("opened", ["Path(sys.argv[1])", "open(sys.argv[1], 'ab', buffering=0)"])
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, opened: str) -> None:
     """The system's limit on file sizes stands in for it: of the line that meets the limit a part is written."""

@@ -121,7 +121,7 @@ def written(path: Path, count: int, limit: int = -1, kind: str = "moving") -> su
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "moving") for name in ("a.mp4", "a.mkv", "a.avi", "a.ts")), ("a.mp4", "still")]
 )
@@ -134,7 +134,7 @@ def test_a_killed_process_leaves_a_video_that_lacks_a_second_at_most(tmp_path: P
         assert [round(frame.image.mean() - 1) for frame in read] == pytest.approx(range(len(read)), abs=4)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "limit"),
     [("a.mp4", 0), ("a.mkv", 500), ("a.avi", 0), ("a.mp4", 20_000), ("a.mkv", 33_333), ("a.avi", 70_000)],

@@ -110,6 +110,7 @@ def test_room_for_a_lost_host_comes_before_a_small_utilisation():
     assert [len(names) for names in crowded.starving_without.values()] == [1, 1, 1]
 
 
+@pytest.mark.thorough
 def test_two_lost_hosts_are_tried_in_all_pairs():
     hosts = tuple(Host(f"h{i}", {"faces": 0.01}) for i in range(4))
 

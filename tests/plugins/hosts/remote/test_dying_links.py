@@ -117,6 +117,7 @@ def test_ctrl_c_in_a_call_leaves_the_board_usable(proxied, tmp_path):
     assert board.call("echo", {"x": 2})[0] == {"x": 2}
 
 
+@pytest.mark.thorough
 def test_an_upload_goes_on_where_it_broke_off(proxied, server, tmp_path):
     proxy, board = proxied
     content = np.random.default_rng(3).bytes(5_000_000)

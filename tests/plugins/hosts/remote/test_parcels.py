@@ -205,6 +205,7 @@ except PipelineError as error:
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("room", [CHUNK + 12_345, 2 * CHUNK + 100])
 def test_a_full_disk_leaves_a_beginning_that_goes_on(tmp_path, room):
     """The limit of a file's size stands for a full disk: in the middle of a piece, and when the bundle is assembled."""

@@ -100,6 +100,7 @@ def test_a_service_knows_no_command_line():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("arguments", [["run", "net.tar", "--source", "camera:0"], ["plan", "--help"]])
 def test_without_the_extra_video_only_run_fails_and_says_what_to_install(arguments):
     code = "import sys\nsys.modules['av'] = None\nfrom tvm_pipeline.cli import main\nmain()\n"
