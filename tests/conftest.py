@@ -148,6 +148,16 @@ def _brief_measurements() -> None:
         profile_host.__kwdefaults__["seconds"] = 0.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _brief_annealing() -> None:
+    """Anneal a tenth of the moves where loops are plain Python, which takes a hundred times as long for each."""
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        from tvm_pipeline.planning.together import first_deployment
+
+        first_deployment.MOVES //= 10
+        first_deployment.MOVES_OF_OPERATOR //= 10
+
+
 @pytest.fixture(scope="session")
 def empty_cache(folder_of_the_run: Path) -> Callable[[Path], Path]:
     """Make a folder an empty cache of compiled models.
