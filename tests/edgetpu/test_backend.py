@@ -301,6 +301,7 @@ def test_a_damaged_compiled_model_is_refused(tmp_path, damaged):
 # Devices that go away
 
 
+@pytest.mark.thorough
 def test_a_device_unplugged_before_the_run(plug, install_compiler):
     plug("usb:0,usb:1")
     install_compiler()

@@ -166,6 +166,7 @@ def test_the_library_is_found_on_the_library_path():
     assert errors == ""
 
 
+@pytest.mark.thorough
 def test_a_tflite_that_this_system_cannot_load(tmp_path):
     """As ai-edge-litert 2.3.0 on JetPack 5, whose wheel pip installs although it needs a newer glibc."""
     folder = tmp_path / "ai_edge_litert"
@@ -287,6 +288,7 @@ def test_a_pycoral_that_cannot_be_loaded_is_named(tmp_path, text):
     assert "https://github.com/feranick/pycoral" in errors
 
 
+@pytest.mark.thorough
 def test_the_other_package_called_pycoral_is_none(tmp_path):
     (tmp_path / "pycoral").mkdir()
     (tmp_path / "pycoral" / "__init__.py").write_text("")

@@ -68,6 +68,7 @@ def test_the_files_of_a_plan_give_what_the_model_gives(cli, model, plan, tmp_pat
         np.testing.assert_array_equal(known[name], value)
 
 
+@pytest.mark.thorough
 def test_people_are_told_what_was_written(cli, model, plan, tmp_path):
     _, out, _ = cli("slice", model, "--plan", plan, "-o", tmp_path)
     assert "in 2 files" in out

@@ -17,11 +17,12 @@ def test_randwire_is_the_stage_that_was_measured_before() -> None:
         assert (len(graph), *peaks) == figures
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "program", "least"),
     [
         ("NASNetMobile", 4079616, 3665664),
-        pytest.param("NASNetLarge", 28713024, 25156800, marks=pytest.mark.thorough),
+        ("NASNetLarge", 28713024, 25156800),
     ],
 )
 def test_nasnets_as_files_are_those_that_were_measured_before(name: str, program: int, least: int) -> None:

@@ -54,6 +54,7 @@ def test_an_output_stays_where_it_is() -> None:
     assert kernels(relay.concatenate([relay.nn.relu(x), x], axis=1)) == [["nn.relu", "concatenate"]]
 
 
+@pytest.mark.thorough
 def test_fields_of_one_operator_and_deep_networks_pass() -> None:
     joined = relay.concatenate(relay.split(data(1, 4, 2, 2), 2, axis=1).astuple(), axis=1)
     body = joined

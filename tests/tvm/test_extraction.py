@@ -177,7 +177,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_totals(name: str) -> None:
     mod, params = import_model(Model(name, "relay.testing", b""))

@@ -103,6 +103,7 @@ def test_weights_that_are_no_parameters_are_left_alone() -> None:
     assert pad_channels(mod, {}) is mod
 
 
+@pytest.mark.thorough
 def test_a_network_that_is_deeper_than_python_recurses() -> None:
     y = relay.var("data", shape=(1, 16, 4, 4))
     for _ in range(3000):

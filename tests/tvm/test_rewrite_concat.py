@@ -298,6 +298,7 @@ def test_weights_that_are_no_constants_are_not_cut() -> None:
     assert same(relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([data, w], body))))
 
 
+@pytest.mark.thorough
 def test_the_module_given_is_left_as_it_was() -> None:
     for before, _ in CASES.values():
         text = before.astext(show_meta_data=False)

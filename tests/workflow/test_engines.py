@@ -229,6 +229,7 @@ def test_what_an_engine_computes_otherwise_is_named_and_stays_elsewhere(
             made.compiled.stage(["conv_2"], device)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("desk")
 def test_engines_that_agree_say_nothing(tmp_path: Path) -> None:
     made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="openvino,onnxruntime")

@@ -34,6 +34,7 @@ def test_every_order_is_counted(rng: random.Random) -> None:
     assert found.within(most) == Orders(graph, most).count == sum(within.values())
 
 
+@pytest.mark.thorough
 def test_orders_are_drawn_uniformly() -> None:
     """Three branches, wide and then thin: each order that has at most two wide buffers alive is drawn equally often."""
     buffers = [Buffer(f"wide{i}", 9, (i,), (3 + i,)) for i in range(3)]

@@ -83,6 +83,7 @@ def test_rows_are_unscaled_shuffled_and_name_permuted_operators(count: int) -> N
         assert [identity[operator] for operator in range(count)] != list(range(count))
 
 
+@pytest.mark.thorough
 def test_the_reward_reads_labels_along_the_sequence() -> None:
     """1 minus the cosine of the labels along the picks and the labels sorted; the plan begins at the other end."""
     graphs, every = labelled_graphs(random.Random(3), 5, released=True), np.arange(5)

@@ -63,6 +63,7 @@ def test_what_is_left_out_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serenity.serenity_order(graph, divide=False, budgeting=False).status == "optimal"
 
 
+@pytest.mark.thorough
 def test_soft_budgets_make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few schedules a step, a lower budget still leads to the optimum, or nothing is claimed."""
     proven = 0

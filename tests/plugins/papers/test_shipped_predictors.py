@@ -31,6 +31,7 @@ def test_their_note_says_what_made_them(name: str) -> None:
     assert {"error, tested", "error, Keras", "CPU seconds"} < set(note.figures)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_they_are_as_exact_as_their_note_says(name: str) -> None:
     weights, note = read_predictor(Path(str(FOLDERS[name] / name)))

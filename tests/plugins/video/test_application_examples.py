@@ -110,6 +110,7 @@ def test_lines_of_pictures_are_read_from_the_top(example, tmp_path, capsys):
     assert out.out.splitlines() == ["0: rgb", "0: br", "2: g"]
 
 
+@pytest.mark.thorough
 def test_speech_begins_and_ends_where_it_is_loud(example, tmp_path, capsys):
     seconds = np.arange(0, 3, 1 / 8000)
     tone = 0.5 * np.sin(2 * np.pi * 300 * seconds) * ((seconds > 1) & (seconds < 2))

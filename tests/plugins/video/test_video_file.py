@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_when_the_video_is_closed(tmp_path: Path) -> None:
         assert 30 - 15 <= len(list(open_source(str(path)))) <= 30
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov"])
 def test_a_kill_between_the_index_and_the_step_that_makes_it_count(tmp_path: Path, name: str) -> None:
     """The last step turns eight bytes at the beginning; with what stood there before, the fragments count."""

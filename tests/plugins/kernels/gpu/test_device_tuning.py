@@ -163,6 +163,7 @@ def test_choices_have_the_bits_of_the_default(target: str, kinds: list[str]) -> 
     check_bits(Bench(parsed, tvm.device("opencl", 0)), parsed, kinds)
 
 
+@pytest.mark.thorough
 def test_choices_have_the_bits_of_the_default_by_cuda(software_cuda: SoftwareCuda, gpu: Device) -> None:
     ready_to_run("cuda")
     parsed = tvm.target.Target(gpu.target, HOST)

@@ -202,7 +202,7 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
         np.testing.assert_allclose(own, run(library, frame)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("layer", "instruction"),
     [

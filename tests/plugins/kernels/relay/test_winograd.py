@@ -290,6 +290,7 @@ def test_tuning_tries_it_for_a_model_that_allows_it(monkeypatch: pytest.MonkeyPa
     assert tuned(replace(model, winograd=True)).candidates == 0
 
 
+@pytest.mark.thorough
 @x86
 def test_a_candidate_computes_what_the_library_will() -> None:
     """From the same data and the same weights, which were transformed when the library was compiled."""

@@ -72,7 +72,7 @@ def test_frames_come_out_in_order_joined_as_the_inputs_are(cli, net, tmp_path):
     assert "--outputs y.npz writes them" in told.err
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
 def test_stages_have_processes_where_that_is_asked(cli, net, tmp_path, monkeypatch, option):
     started = []

@@ -166,6 +166,7 @@ def test_a_run_that_goes_away_and_comes_back(watched, monkeypatch):
     assert "no answer" not in shown
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_it_well(watched):
     command = [sys.executable, "-c", "from tvm_pipeline.cli import main; main()", "top"]
     with WatchServer(watched) as server:

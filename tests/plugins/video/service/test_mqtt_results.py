@@ -103,6 +103,7 @@ def test_an_address_that_is_none_is_refused_without_its_password(address, said):
     assert "hush" not in str(refused.value) + str(refused.value.value)
 
 
+@pytest.mark.thorough
 def test_without_the_extra_it_is_named_and_only_a_broker_needs_it():
     program = (
         "import sys\n"

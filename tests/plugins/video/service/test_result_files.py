@@ -68,6 +68,7 @@ def test_results_and_video_are_read_while_they_are_written(cli, bundle, tmp_path
     assert len(rows(lines)) == pictures(video) > len(seen[0]) - 1
 
 
+@pytest.mark.thorough
 def test_segments_hold_the_same_frames_and_another_run_goes_on_after_them(cli, bundle, tmp_path):
     lines, video = tmp_path / "lines.jsonl", tmp_path / "out.mkv"
     options = ("--source", "synthetic:64x48@30:20", "--results", lines, "--output", video, "--segment", 0.2)
