@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -10,8 +11,9 @@ def ticks(process: int | str = "self") -> dict[int, tuple[int, set[int]]]:
     """Return, by thread, the ticks of processor time that it has had, and the cores that it may use."""
     found = {}
     for task in Path(f"/proc/{process}/task").iterdir():
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        found[int(task.name)] = int(fields[11]) + int(fields[12]), os.sched_getaffinity(int(task.name))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread ends meanwhile
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            found[int(task.name)] = int(fields[11]) + int(fields[12]), os.sched_getaffinity(int(task.name))
     return found
 
 

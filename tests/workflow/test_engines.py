@@ -133,16 +133,16 @@ def test_each_engine_computes_on_the_core_of_its_stage_alone(tmp_path: Path) -> 
         plan = make_plan(graph, (["onnxruntime-cpu0"], operators[:4]), (["openvino-cpu1"], operators[4:]))
         with Pipeline(made.compiled, plan, made.platform) as pipeline:
             results = pipeline.map(repeat(frame_of_noise(graph)))
-            for _ in range(50):  # threads that compiled look for more work for a while
-                next(results)
-            before, until_s = ticks(), sum(os.times()[:2]) + 0.4
-            while sum(os.times()[:2]) < until_s:
-                next(results)
-            working = cores_of_work(before, ticks())
-            hand_frames_on = {t.native_id for t in threading.enumerate() if not t.name.startswith("stage ")}
-    found = [cores for thread, cores in working.items() if thread not in hand_frames_on]
-    assert found
-    assert all(cores in ({CORES[0]}, {CORES[1]}) for cores in found)
+            for _ in range(10):  # threads that compiled look for more work for a while
+                before, until_s = ticks(), sum(os.times()[:2]) + 0.4
+                while sum(os.times()[:2]) < until_s:
+                    next(results)
+                working = cores_of_work(before, ticks())
+                hand_frames_on = {t.native_id for t in threading.enumerate() if not t.name.startswith("stage ")}
+                found = [cores for thread, cores in working.items() if thread not in hand_frames_on]
+                if found and all(cores in ({CORES[0]}, {CORES[1]}) for cores in found):
+                    return
+    pytest.fail(f"threads beside those of the stages compute: {found}")
 
 
 @pytest.mark.usefixtures("desk")
