@@ -15,8 +15,9 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import as_model, relay_module
+from tests.support.networks import Weights, as_model, image
 from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.agreement import check_agreement
@@ -25,6 +26,7 @@ from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_host import backend
 
 import tvm  # isort: skip
+from tvm import relay  # isort: skip
 
 Compiled = Callable[..., RelayModel]
 Pair = tuple[Device, Device]
@@ -70,21 +72,28 @@ def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> Non
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_the_host_backend_checks_once(two_devices: Pair) -> None:
-    model, lines = as_model("shapes", *relay_module("shapes")), log_lines("INFO", of="tvm_pipeline.tvm.agreement")
-    cores = os.sched_getaffinity(0)
+    lines, cores = log_lines("INFO", of="tvm_pipeline.tvm.agreement"), os.sched_getaffinity(0)
+    model = one_layer(1.0)
     backend.compile(model, two_devices)
     assert lines.count(CHECKING) == 1
     assert os.sched_getaffinity(0) == cores, "the caller's thread was bound"
     backend.compile(model, two_devices)
     assert lines.count(CHECKING) == 1
-    with_others = as_model("shapes", *other_weights(relay_module("shapes")))
-    backend.compile(with_others, two_devices)
+    backend.compile(one_layer(0.5), two_devices)
     assert lines.count(CHECKING) == 2
 
 
-def other_weights(module: tuple[tvm.IRModule, dict[str, Any]]) -> tuple[tvm.IRModule, dict[str, Any]]:
-    mod, params = module
-    return mod, {name: tvm.nd.array(array.numpy() * np.float32(0.5)) for name, array in params.items()}
+def one_layer(factor: float) -> Model:
+    """Return a convolution whose weights are multiplied by the factor."""
+    weights = Weights()
+    mod = typed(weights.conv(image(extent=8), 8))
+    params = {name: tvm.nd.array(array.numpy() * np.float32(factor)) for name, array in weights.params.items()}
+    return as_model("one layer", mod, params)
+
+
+def typed(body: relay.Expr) -> tvm.IRModule:
+    function = relay.Function(relay.analysis.free_vars(body), body)
+    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
 
 
 def test_swapped_convolutions_are_refused_by_name(compiled: Compiled, two_devices: Pair) -> None:
@@ -111,8 +120,8 @@ def test_swapped_convolutions_are_refused_by_name(compiled: Compiled, two_device
 
 
 @pytest.mark.thorough
-def test_an_error_of_a_thousandth_is_found(compiled: Compiled, two_devices: Pair) -> None:
-    model = pair_of(compiled, "splitting", two_devices)
+def test_an_error_of_a_thousandth_is_found(two_devices: Pair) -> None:
+    model = RelayModel.compile(one_layer(1.0), [device.target for device in two_devices], lambda _: None)
     name = weights_of(model, two_devices[1], model.graph.operators[0].name)
     weights = model.libraries[two_devices[1].target].params[name].numpy()
     with pytest.raises(ModelError, match=f"operator {model.graph.operators[0].name} ".replace("+", r"\+")):
@@ -131,9 +140,12 @@ def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None
 
 
 @pytest.mark.thorough
-def test_no_number_is_equal_to_itself_alone(compiled: Compiled, two_devices: Pair) -> None:
-    model = pair_of(compiled, "branching", two_devices)
-    last = model.graph.operators[-1].name  # a dense layer: one weight that is no number makes one output so
+def test_no_number_is_equal_to_itself_alone(two_devices: Pair) -> None:
+    weights = Weights()
+    body = weights.dense(relay.nn.batch_flatten(image(extent=8)), 10)
+    net = as_model("dense", typed(body), weights.params)
+    model = RelayModel.compile(net, [device.target for device in two_devices], lambda _: None)
+    last = model.graph.operators[-1].name  # one weight that is no number makes one output so
     changed = []
     for device in two_devices:
         library = model.libraries[device.target]

@@ -87,14 +87,11 @@ def test_every_boundary_of_a_chain_of_operators(compiled: Compiled, two_devices:
 # What takes away, joins or moves axes of a blocked tensor, each behind a convolution that all of them read.
 AXES: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
     "mean over rows": lambda w, x: relay.exp(relay.mean(x, axis=2)),
-    "mean over columns": lambda w, x: relay.nn.softmax(relay.mean(x, axis=3)),
     "mean over the batch": lambda w, x: relay.nn.softmax(relay.mean(x, axis=0)),
     "mean over channels": lambda w, x: w.conv(relay.multiply(x, relay.mean(x, axis=1, keepdims=True)), 8),
     "all but channels": lambda w, x: relay.nn.softmax(relay.max(x, axis=1, exclude=True)),
-    "squeezed batch": lambda w, x: relay.nn.softmax(relay.squeeze(x, axis=[0])),
     "squeezed picture": lambda w, x: relay.nn.softmax(relay.squeeze(relay.nn.global_avg_pool2d(x))),
     "gate of channels": lambda w, x: w.conv(relay.multiply(x, relay.mean(x, axis=(2, 3), keepdims=True)), 8),
-    "instance norm": lambda w, x: w.conv(relay.nn.instance_norm(x, w(16), w(16)), 8),
     "channel shuffle": lambda w, x: w.conv(
         relay.reshape(relay.transpose(relay.reshape(x, (1, 4, 4, 8, 8)), (0, 2, 1, 3, 4)), (1, 16, 8, 8)), 8
     ),
@@ -123,11 +120,10 @@ def test_blocked_tensors_whose_axes_change(two_devices: Pair) -> None:
 @pytest.mark.thorough
 def test_sizes_are_the_same_whatever_the_target(compiled: Compiled, two_devices: Pair) -> None:
     first, second = (device.target for device in two_devices)
-    for name in ("splitting", "mobile"):
-        both, swapped = compiled(name, first, second).graph, compiled(name, second, first).graph
-        for one, other in zip(both.operators, swapped.operators, strict=True):
-            assert one.outputs == other.outputs
-            assert one.inputs == other.inputs
+    both, swapped = compiled("mobile", first, second).graph, compiled("mobile", second, first).graph
+    for one, other in zip(both.operators, swapped.operators, strict=True):
+        assert one.outputs == other.outputs
+        assert one.inputs == other.inputs
 
 
 def test_targets_that_compile_to_other_operators_are_refused() -> None:

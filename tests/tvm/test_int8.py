@@ -18,6 +18,7 @@ from tvm_pipeline.tvm.relay.int8 import exact_int8
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
 
+ALIKE = ("x86-64-v3", "sapphirerapids", "znver5")  # which compute bytes as others of these do
 VNNI = ("alderlake", "cascadelake", "znver5")  # of 256 bits, of 512, and of both
 FRAME = {"data": np.random.default_rng(1).standard_normal((1, 3, 12, 12)).astype("float32")}
 
@@ -63,7 +64,7 @@ def plain() -> list[Array]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("target", ["llvm -mcpu=x86-64-v2", "llvm -mcpu=znver5", TARGETS[-1]])
+@pytest.mark.parametrize("target", ["llvm -mcpu=x86-64-v2", TARGETS[-1]])
 def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
     mod, params = relay_module("int8")
     outputs = built(mod, target, params, FRAME)
@@ -72,7 +73,7 @@ def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: lis
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [target for target in TARGETS if not target.endswith(ALIKE)])
 def test_sums_are_exact(target: str) -> None:
     mod, frame, expected = products()
     outputs = built(mod, target, {}, frame)
@@ -103,11 +104,14 @@ def test_layers_are_not_scheduled_for_amx_and_it_is_said(caplog: pytest.LogCaptu
 @pytest.mark.thorough
 def test_numbers_are_rounded_once_on_arm() -> None:
     """`sqrdmulh` rounds the product with a scale, and the shift behind it rounds once more."""
-    mod, params = relay_module("int8")
+    sums = relay.var("sums", shape=(1, 16, 4, 4), dtype="int32")
+    one, zero = relay.const(0.05), relay.const(0)
+    scaled = relay.qnn.requantize(sums, relay.const(0.0025), zero, one, zero, out_dtype="int8")
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([sums], scaled)))
     target = "llvm -keys=cpu -mtriple=aarch64-linux-gnu"  # schedules of x86, whose vectors have four lanes here
-    assert "sqrdmulh" not in fast_build(mod, target, params).get_lib().get_source("asm")
+    assert "sqrdmulh" not in fast_build(mod, target).get_lib().get_source("asm")
     with fast_context():
-        assert "sqrdmulh" in relay.build(mod, target, params=params).get_lib().get_source("asm")  # TVM's own again
+        assert "sqrdmulh" in relay.build(mod, target).get_lib().get_source("asm")  # TVM's own again
 
 
 def test_topi_is_itself_again_after_the_last_build() -> None:

@@ -13,7 +13,7 @@ from tests.support.parts import needs
 
 needs("Relay")
 
-from tests.support.networks import as_model, relay_module
+from tests.support.networks import Weights, as_model, image, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
@@ -21,6 +21,9 @@ from tvm_pipeline.tvm import kernel_sets
 from tvm_pipeline.tvm.kernel_sets import OWN, RelayKernels, choices_of, hashable, relay_kernels
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_host.detection import host_target
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
 
 
 @pytest.fixture
@@ -68,7 +71,10 @@ def test_choices_cross_as_json_and_are_the_same() -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are compiled in this process, since a child would find the guest."""
-    model, target, said = as_model("branching", *relay_module("branching")), host_target(), log_lines("INFO")
+    weights, target, said = Weights(), host_target(), log_lines("INFO")
+    body = weights.conv(image(extent=8), 16)
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    model = as_model("layer", mod, weights.params)
     device = Device("cpu0", "host", (0,), target)
     with_kernels = RelayModel.compile(model, (target,), lambda _: None)
     from tvm_pipeline.tvm.relay import build, fold

@@ -10,7 +10,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.networks import Weights, image
-from tests.tvm.targets import LEVELS, TARGETS, built, run
+from tests.tvm.targets import LEVELS, built, run
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
@@ -56,7 +56,7 @@ def plain() -> list[Array]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("target", [*LEVELS, TARGETS[-1]])
+@pytest.mark.parametrize("target", LEVELS[1:])  # `test_slicing.py` has the first
 def test_blocks_of_every_extent_are_split(target: str, plain: list[Array]) -> None:
     mod, weights = sections()
     outputs = built(mod, target, weights.params, FRAME)
