@@ -14,7 +14,7 @@ from tests.support.parts import needs
 
 needs("onnxruntime")
 
-from tests.edgetpu.fakes import libedgetpu, write_compiler
+from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu, write_compiler
 from tests.gpu.conftest import _cuda_is_software, _faults_end, software_cuda, software_cuda_folder
 from tests.support.board_trees import TREES, write
 from tests.support.crashes import install
@@ -23,6 +23,7 @@ from tvm_pipeline.cli import check
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.power import Found
 from tvm_pipeline.profiling.throttling import ThrottleWatch
+from tvm_pipeline.testing import cut_cases
 
 __all__ = ["_cuda_is_software", "_faults_end", "software_cuda", "software_cuda_folder"]
 
@@ -71,13 +72,16 @@ def failed(report: Report) -> dict[tuple[str, str], str]:
 
 @pytest.fixture
 def in_this_process(monkeypatch) -> None:
-    """What a child would try is tried here: a child takes two seconds to start."""
+    """What a child would try is tried here: a child takes two seconds to start. Models are cut at one place."""
 
     def answers(order: check.Order, subject: str) -> Iterator[check.Claim]:
+        if order.device.startswith("host"):  # alone it is tried by `test_it_passes_on_this_machine`
+            return
         for claim in (check._device_claims if order.device else check._pipeline_claims)(order):
             yield msgspec.structs.replace(claim, subject=subject)
 
     monkeypatch.setattr(check, "_answers", answers)
+    monkeypatch.setattr(cut_cases, "MOST_CUTS", 1)
 
 
 @pytest.mark.thorough
@@ -146,19 +150,24 @@ def plugged(tmp_path, monkeypatch) -> Callable[..., None]:
     needs("ai_edge_litert")
     needs("tflite")
 
+    from tvm_pipeline_edgetpu.delegate import PATHS
+
     def plug(*defines: str) -> None:
         (tmp_path / "bin").mkdir()
         write_compiler(tmp_path / "bin")
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
         monkeypatch.setenv("LD_LIBRARY_PATH", str(libedgetpu(*defines).parent))
         monkeypatch.setenv("FAKE_EDGETPUS", "usb:0")
+        monkeypatch.setenv(PATHS, "{}")
 
     return plug
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("in_this_process")
 def test_it_passes_on_a_fake_edge_tpu(checked, plugged):
     plugged()
+    preload_libedgetpu()
     code, report = checked(("edgetpu", "usb:0"))
     assert (code, failed(report)) == (0, {})
     assert states(report, "edgetpu0") == ALL

@@ -109,7 +109,7 @@ def refuse_pools(model) -> None:
 
 
 @pytest.mark.thorough
-@examples(4)
+@examples(3)
 @given(seed=st.integers(0, 10**6))
 def test_networks_with_operators_that_tvm_keeps(seed):
     content = changed(random_network(seed), refuse_pools)

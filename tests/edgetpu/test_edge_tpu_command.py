@@ -121,11 +121,11 @@ def test_the_table_of_devices_marks_stand_ins(cli, devices, monkeypatch):
 
 
 def command(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Run the command in a process of its own, where no library was loaded before."""
+    """Run the command in a process of its own, where no library was loaded before; nor is numba, for small searches."""
     code = "from tvm_pipeline.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, **environment},
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

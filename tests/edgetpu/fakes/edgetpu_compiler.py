@@ -41,14 +41,9 @@ def parsed(content: bytes) -> tuple:
     return model, [codes[operator.opcodeIndex] for operator in model.subgraphs[0].operators]
 
 
-def operators(content: bytes) -> Counter:
-    return Counter(kind for kind, _ in parsed(content)[1])
-
-
-def reversed_ends(content: bytes) -> bytes:
+def reversed_ends(model: object, content: bytes) -> bytes:
     import flatbuffers
 
-    model, _ = parsed(content)
     graph = model.subgraphs[0]
     graph.inputs, graph.outputs = list(graph.inputs)[::-1], list(graph.outputs)[::-1]
     builder = flatbuffers.Builder(len(content))
@@ -87,8 +82,9 @@ def main() -> int:
         print("ERROR: Attempting to use a delegate that only supports static-sized tensors", file=sys.stderr)
         print("Compilation failed: Model failed in Tflite interpreter.\nCompilation failed! ")
         return 1
-    for path in options.models:
-        for kind, version in parsed(path.read_bytes())[1]:
+    files = {path: parsed(path.read_bytes()) for path in options.models}
+    for path, (_, operators) in files.items():
+        for kind, version in operators:
             if version > KNOWN.get(kind, version):
                 print(
                     f"ERROR: Didn't find op for builtin opcode '{kind}' version '{version}'. An older version of this "
@@ -96,23 +92,25 @@ def main() -> int:
                     f"ERROR: Registration failed.\n\nInvalid model: {path}\nModel could not be parsed"
                 )
                 return 1
-    compile_all(options, options.models[:-1] if mode == "partial" else options.models)
+    if mode == "partial":
+        files.popitem()
+    compile_all(options, files)
     print("Compilation child process completed within timeout period.\nCompilation succeeded! ")
     return 0
 
 
-def compile_all(options: argparse.Namespace, models: list[Path]) -> None:
-    contents = [path.read_bytes() for path in models]
+def compile_all(options: argparse.Namespace, files: dict[Path, tuple]) -> None:
+    contents = [path.read_bytes() for path in files]
     left = CACHE_BYTES
     cached = []
     for content in contents:
         cached.append(min(left, len(content)))
         left -= cached[-1]
-    print(f"\nModel{'s' if len(models) > 1 else ''} compiled successfully in 35 ms.")
-    for path, content, used in zip(models, contents, cached, strict=True):
+    print(f"\nModel{'s' if len(files) > 1 else ''} compiled successfully in 35 ms.")
+    for (path, (model, operators)), content, used in zip(files.items(), contents, cached, strict=True):
         compiled = options.out_dir / f"{path.stem}_edgetpu.tflite"
-        compiled.write_bytes(reversed_ends(content))
-        kinds = operators(content)
+        compiled.write_bytes(reversed_ends(model, content))
+        kinds = Counter(kind for kind, _ in operators)
         rows = "\n".join(f"{kind:<31}{count:<11}Mapped to Edge TPU" for kind, count in kinds.items())
         table = f"\nOperator                       Count      Status\n\n{rows}\n"
         compiled.with_suffix(".log").write_text(f"{VERSION}\nInput: {path}\nOutput: {compiled}\n{table}")
