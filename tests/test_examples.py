@@ -21,7 +21,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def run(*arguments: object) -> str:
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -27,7 +27,8 @@ class Command:
     def __init__(self, folder: Path, *arguments: object, before: str = "pass", **variables: str) -> None:
         self.temporary, self.cache = folder / "temporary", folder / "cache"
         self.temporary.mkdir(exist_ok=True)
-        environment = {**os.environ, "TMPDIR": str(self.temporary), "TVM_PIPELINE_CACHE": str(self.cache), **variables}
+        folders = {"TMPDIR": str(self.temporary), "TVM_PIPELINE_CACHE": str(self.cache)}
+        environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", **folders, **variables}
         command = [sys.executable, "-c", f"{before}; import tvm_pipeline_command as c; c.main()", *map(str, arguments)]
         self._errors = folder / "stderr"
         with self._errors.open("w") as errors:

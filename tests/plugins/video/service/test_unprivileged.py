@@ -42,18 +42,26 @@ def folder():
         yield Path(name)
 
 
+def python_of(folder: Path, user: int, **variables: str) -> list[str]:
+    """Return the command of Python as a user has it."""
+    environment = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{folder}/tmp", "OMP_NUM_THREADS": "1", **variables}
+    return [
+        *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
+        *(
+            "--inh-caps=-all,+dac_read_search",
+            "--ambient-caps=+dac_read_search",
+            "--bounding-set=-all,+dac_read_search",
+        ),
+        *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
+        sys.executable,
+    ]
+
+
 def run(folder: Path, bundle: Path, *options: str, before: str = "", user: int = NOBODY, **variables: str) -> str:
     """Run a bundle on all frames of a film as a user; return what it said after the results were counted.
 
     Without a home, numba would compile its loops in each run.
     """
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "TMPDIR": f"{folder}/tmp",
-        "OMP_NUM_THREADS": "1",
-        "NUMBA_DISABLE_JIT": "1",
-        **variables,
-    }
     arguments = [
         "run",
         shutil.copy(bundle, folder),
@@ -65,14 +73,8 @@ def run(folder: Path, bundle: Path, *options: str, before: str = "", user: int =
         "0",
     ]
     command = [
-        *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
-        *(
-            "--inh-caps=-all,+dac_read_search",
-            "--ambient-caps=+dac_read_search",
-            "--bounding-set=-all,+dac_read_search",
-        ),
-        *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
-        *(sys.executable, "-c", "import tvm_pipeline_command as c; c.main()", *arguments),
+        *python_of(folder, user, NUMBA_DISABLE_JIT="1", **variables),
+        *("-c", "import tvm_pipeline_command as c; c.main()", *arguments),
         *("--results", folder / "state" / "r.jsonl", *options),
     ]
     script = f"set -e\n{before}\ncd /\nexec {shlex.join(map(str, command))}"
@@ -85,10 +87,15 @@ def run(folder: Path, bundle: Path, *options: str, before: str = "", user: int =
 
 @pytest.mark.thorough
 def test_a_user_without_an_entry_and_with_a_home_that_is_not_there(folder, bundle):
-    said = run(folder, bundle, user=NO_ENTRY, HOME="/nonexistent", NUMBA_DISABLE_JIT="0")
+    said = run(folder, bundle, user=NO_ENTRY, HOME="/nonexistent")
     assert "the cache /nonexistent/.cache/tvm-pipeline cannot be written" in said
     assert f"{folder}/tmp/tvm-pipeline-{NO_ENTRY} is used" in said
-    assert list((folder / "tmp" / f"tvm-pipeline-{NO_ENTRY}" / "applications").iterdir())
+    cache = folder / "tmp" / f"tvm-pipeline-{NO_ENTRY}"
+    assert list((cache / "applications").iterdir())
+    # numba keeps a loop there, too.
+    loop = "import numpy; from tvm_pipeline.solvers.hot import draw; draw(numpy.ones(1, 'uint64'), numpy.uint64(3))"
+    subprocess.run([*python_of(folder, NO_ENTRY, HOME="/nonexistent"), "-c", loop], check=True, cwd="/")
+    assert list((cache / "numba").rglob("*.nbc"))
 
 
 @pytest.mark.thorough
