@@ -118,13 +118,11 @@ def test_a_loop_calls_those_of_other_modules_as_these_are_now(tmp_path: Path) ->
     head = "from tvm_pipeline.solvers.hot import hot\n"
     caller = "from callee import times\n@hot\ndef call(n):\n    return times(n) + 1\n"
     (tmp_path / "caller.py").write_text(head + caller)
-    programs = {
-        "callee not yet compiled": "import caller; print(caller.call(10))",
-        "callee compiled before": "import callee; callee.times(1); import caller; print(caller.call(10))",
-    }
-    for factor in (2, 31):
+    not_yet_compiled = "import caller; print(caller.call(10))"
+    compiled_before = "import callee; callee.times(1); import caller; print(caller.call(10))"
+    for factor, programs in ((2, [not_yet_compiled]), (31, [not_yet_compiled, compiled_before])):
         (tmp_path / "callee.py").write_text(f"{head}@hot\ndef times(n):\n    return {factor} * n\n")
-        for program in programs.values():
+        for program in programs:
             path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
             found, _ = run(path + program, NUMBA_DISABLE_JIT="0", TVM_PIPELINE_CACHE=str(tmp_path / "cache"))
             assert found == f"{10 * factor + 1}\n"
