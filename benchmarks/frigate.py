@@ -89,7 +89,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=STREET)
     parser.add_argument("--device", default="", help="as `serve` takes it")
     parser.add_argument("--count", type=int, default=1000, help="requests of a client")
-    parser.add_argument("--short", action="store_true", help="an empty YOLO, 20 requests: proves that it works")
+    parser.add_argument(
+        "--short", action="store_true", help="an empty YOLO, two clients, 20 requests: proves that it works"
+    )
     parser.add_argument("--ask", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
@@ -122,7 +124,6 @@ def main() -> None:
 def run(options, name, pipeline, detector, size, endpoints) -> None:
     images = pictures(*size)
     header = json.dumps({"shape": images[0].shape, "dtype": "uint8"}).encode()
-    right = [detector.reply([header, image.tobytes()])[1].hex() for image in images]
     inside_s: list[float] = []
     reply = Detector.reply
 
@@ -135,13 +136,15 @@ def run(options, name, pipeline, detector, size, endpoints) -> None:
     Detector.reply = timed
     [one], _ = clients(endpoints[:1], options.count, size)
     Detector.reply = reply
+    # The server has run its first frame, and could take none of ours for it.
+    right = [detector.reply([header, image.tobytes()])[1].hex() for image in images]
     of_request = {"inside": np.array(inside_s[1:]), "Frigate's": np.array(one["seconds"])}  # the first asks for a model
     of_request["added"] = of_request["Frigate's"] - of_request["inside"]
     CONSOLE.print(f"{name} {size[0]}x{size[1]}, {options.count} pictures, plan: {describe(pipeline.plan)}")
     for what, seconds in of_request.items():
         p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
         CONSOLE.print(f"{what}: {p50:.2f} ms p50, {p99:.2f} p99")
-    for count in (1, 2, 4):
+    for count in (2,) if options.short else (1, 2, 4):
         found, taken_s = clients(endpoints[:count], options.count, size)
         equal = sum(answers == [right[int(key)]] for one in found for key, answers in one["answers"].items())
         asked, rate = sum(len(one["answers"]) for one in found), count * options.count / taken_s
