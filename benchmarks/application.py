@@ -65,7 +65,7 @@ RATE_FPS = 30.0
 
 @dataclass(frozen=True)
 class App:
-    """An application: a compiled model, the source, what decodes its outputs; `repeats` is of the profile."""
+    """An application: a compiled model, the source, what decodes its outputs; `repeats` and `host_s` of the profile."""
 
     compiled: CompiledModel
     backend: Any
@@ -74,6 +74,7 @@ class App:
     settings: Preprocessing
     decode: Callable[..., Any] | None
     repeats: int = 24
+    host_s: float = 3.0
 
     def rehearsal(self) -> Rehearsal:
         return Rehearsal(
@@ -98,7 +99,7 @@ def app_of(short: bool) -> App:
     if short:
         with tempfile.TemporaryDirectory() as folder:
             compiled = backend.compile(load(write_picture_net(Path(folder) / "net.onnx")), platform.devices)
-        return App(compiled, backend, platform, "synthetic:320x240@30", preprocessing_for(compiled.graph), None, 8)
+        return App(compiled, backend, platform, "synthetic:320x240@30", preprocessing_for(compiled.graph), None, 4, 0.0)
     compiled = backend.compile(load(fetch(MODEL), {"input.1": (1, 3, 288, 640)}), platform.devices)
     toml = Path(__file__).parents[1] / "examples" / "face_detector" / "centerface.toml"
     return App(compiled, backend, platform, str(fetch(VIDEO)), preprocessing_for(compiled.graph, toml), decode)
@@ -108,7 +109,7 @@ def measured(app: App) -> tuple[Rehearsal, Problem]:
     """Profile the model and the host work."""
     rehearsal = app.rehearsal()
     profile = profile_model(app.backend, app.compiled, app.platform, app.repeats)
-    profile = profile_host(rehearsal, app.compiled, app.platform, profile)
+    profile = profile_host(rehearsal, app.compiled, app.platform, profile, seconds=app.host_s)
     return rehearsal, Problem(rehearsal.graph, app.platform, profile)
 
 
@@ -254,7 +255,7 @@ def main() -> None:
     arguments = parser.parse_args()
     frames, rate_fps = None, RATE_FPS
     if arguments.short:  # at a rate that a busy machine keeps, too
-        arguments.runs, arguments.verify, arguments.seconds = 1, 0.5, 1.0
+        arguments.runs, arguments.verify, arguments.seconds = 1, 0.05, 1.0
         frames, rate_fps = 12, 4.0
     app = app_of(arguments.short)
     if arguments.only in (None, "fresh"):

@@ -42,7 +42,7 @@ from tvm_pipeline.workflow.calibrating import calibrate_platform
 
 CALIBRATED = ("squeezenet", "mobilenet", "resnet-18")
 UNSEEN = ("squeezenet1.1", "resnet-34", "resnet-50", "vgg-11")
-SHORT = ("squeezenet",), ("resnet-18",)
+SHORT = ("squeezenet",), ("squeezenet",)
 SIDE, SHORT_SIDE = 128, 32
 STAGES = 12  # of each unseen network, that are measured one by one
 REPEATS = 16

@@ -35,13 +35,13 @@ PATIENCE_S = 60.0
 CONSOLE = Console(width=120)
 
 
-def make_bundle(folder: Path) -> None:
+def make_bundle(folder: Path, repeats: int) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.support.onnx_models import write_picture_net
 
     backend, platform = settle_platform(detect_platform())
     compiled = backend.compile(load(write_picture_net(folder / "net.onnx")), platform.devices)
-    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, repeats))
     bundle = Bundle(compiled.graph, platform, problem.profile, plan(problem, "single").plan, compiled)
     write_bundle(folder / "net.tar", bundle)
 
@@ -106,7 +106,7 @@ def main() -> None:
     staying = [f"stays{number}" for number in range(1 if arguments.short else arguments.staying)]
     changes = 1 if arguments.short else arguments.changes
     with tempfile.TemporaryDirectory() as name:
-        make_bundle(Path(name))
+        make_bundle(Path(name), 4 if arguments.short else 24)
         run = Run(Path(name))
         ready_s = run.until(run.is_ready)
         run.change(staying)

@@ -105,7 +105,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         for kernels in options.kernels.split(","):
             _tell(f"{name}, {kernels} kernels: compiling and profiling")
             try:
-                found = subject(here, name, kernels, options.tune)
+                found = subject(here, name, kernels, options.tune, 4 if options.short else 24)
                 if isinstance(found, str):
                     results["missing"].append(found)
                 else:

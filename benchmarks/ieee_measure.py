@@ -94,12 +94,13 @@ def machine(names: Sequence[str] = ()) -> Machine:
     return Machine(backend, platform, (first.name, second.name))
 
 
-def subject(here: Machine, name: str, kernels: str, tune_s: float) -> Subject | str:
+def subject(here: Machine, name: str, kernels: str, tune_s: float, repeats: int = 24) -> Subject | str:
     """Compile a network and profile it; return why not, where there is nothing tuned of it.
 
     Args:
         kernels: `default` or `tuned`. The latter takes what tuning has found on this machine before.
         tune_s: seconds to search first for each of the two devices' targets.
+        repeats: of the profile.
     """
     model = load_lively(name)
     devices = here.platform.devices
@@ -119,7 +120,7 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float) -> Subject | 
         compiled = here.backend.compile(model, devices)
         if not any(found.tuned for found in compiled.tuned()):
             return f"{name}, tuned kernels: {nothing}"
-    profile = _with_joules(compiled, here.platform, profile_model(here.backend, compiled, here.platform))
+    profile = _with_joules(compiled, here.platform, profile_model(here.backend, compiled, here.platform, repeats))
     whole = Problem(compiled.graph, here.platform, profile)
     two = replace(here.platform, devices=tuple(here.platform.device(each) for each in here.pair))
     return Subject(name, kernels, compiled, replace(whole, platform=two), whole)

@@ -7,7 +7,7 @@ while a new process loads the model shows whether it is ever held twice. A proce
 one that is stopped before its stage is closed, stand for those that hang.
 
     python benchmarks/isolated_memory.py                        # resnet-50, about a minute once it is compiled
-    python benchmarks/isolated_memory.py --short                # squeezenet, for CI
+    python benchmarks/isolated_memory.py --short                # three products, for CI
     python benchmarks/isolated_memory.py --model net.onnx --engine   # by onnxruntime, or TFLite's kernels
 """
 
@@ -23,19 +23,25 @@ import tempfile
 import time
 from contextlib import ExitStack, closing
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from onnx import helper
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline import Platform, detect_platform, load, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.registry import compose, engine_for
 from tvm_pipeline.backends.stage_process import GRACE_S
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import StageError
 from tvm_pipeline.profiling.bound import in_bound_thread
@@ -138,20 +144,29 @@ def stopped_seconds(compiled: CompiledModel, platform: Platform, device: Device)
         return loading_s, time.monotonic() - began
 
 
+def small_model() -> Model:
+    """Return a model of three products, each of which has a MiB of weights."""
+    names = "x", "a", "b", "y"
+    nodes = [helper.make_node("MatMul", [one, f"{one}w"], [other]) for one, other in pairwise(names)]
+    weights = {f"{name}w": np.eye(512, dtype=np.float32) for name in names[:-1]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "products.onnx"
+        path.write_bytes(onnx_bytes(nodes, weights, shape=(1, 512)))
+        return load(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet-50")
     parser.add_argument("--engine", action="store_true", help="run the model by the engine of its format")
-    parser.add_argument(
-        "--short", action="store_true", help="a small model and picture, two stages: proves that it works"
-    )
+    parser.add_argument("--short", action="store_true", help="a small model, two stages: proves that it works")
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--backends", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.load:
         measure_loading(arguments.backends, arguments.load)
         return
-    model = load("squeezenet", {"data": (1, 3, 64, 64)}) if arguments.short else load(arguments.model)
+    model = small_model() if arguments.short else load(arguments.model)
     platform = detect_platform(None if arguments.engine else model)
     if arguments.engine:
         cores = [device for device in platform.devices if device.backend == "host"]

@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import numpy as np
+from networks import load
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Pipeline, Plan, Prediction, Stage, detect_platform, load, settle_platform
+from tvm_pipeline import Pipeline, Plan, Prediction, Stage, detect_platform, settle_platform
 from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.backends.ports import frame_of_noise, noise
 from tvm_pipeline.core.graph import OperatorGraph
@@ -116,14 +117,13 @@ def main() -> None:
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--frames", type=int, default=50, help="of the whole network in a round")
-    parser.add_argument("--short", action="store_true", help="a small picture, few rounds: proves that it works")
+    parser.add_argument("--short", action="store_true", help="a small network, few rounds: proves that it works")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.rounds, arguments.frames = 2, 4
+        arguments.model, arguments.rounds, arguments.frames = "branching", 2, 4
 
     backend, platform = settle_platform(detect_platform())
-    shapes = {"data": (1, 3, 64, 64)} if arguments.short else None
-    compiled = backend.compile(load(arguments.model, shapes), platform.devices)
+    compiled = backend.compile(load(arguments.model), platform.devices)
     first, second, *_ = [device for device in platform.devices if device.name != "cpu"] * 2
     plan = halves(compiled.graph, (first, second)) if first is not second else None
     every = [operator.name for operator in compiled.graph.operators]

@@ -48,7 +48,7 @@ def make_bundle(path: Path, short: bool) -> None:
     tiny = write_picture_net(path.with_suffix(".onnx")) if short else None
     model = load(tiny) if tiny else load("squeezenet", {"data": (1, 3, 64, 64)})
     compiled = backend.compile(model, platform.devices)
-    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, 4 if short else 24))
     write_bundle(path, Bundle(compiled.graph, platform, problem.profile, plan(problem, "single").plan, compiled))
 
 
@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     kills, frames, more = arguments.kills, FRAMES, []
     if arguments.short:
-        kills, frames, more = 1, FRAMES // 5, ["--verify", "0"]
+        kills, frames, more = 1, FRAMES // 10, ["--verify", "0"]
     draw, sound, killed = random.Random(3 if arguments.short else 0), 0, 0  # 3 gives a moment well before the end
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "net.tar"

@@ -50,7 +50,7 @@ NETWORKS = (
     *("resnet-50@128", "densenet-121@224", "inception_v3@299", "vgg-11@112"),
     *("light_inception_v1", "light_inception_v2", "light_shufflenet", "light_bvlc_alexnet", "light_zfnet512"),
 )
-SHORT = ("squeezenet@32", "resnet-18@32")
+SHORT = ("branching", "splitting")
 NATIVE, OLDER, BOTH = "native", "older", "two-cores"
 MACHINES = {"two alike": (NATIVE, NATIVE), "fast and slow": (NATIVE, OLDER)}
 SCHEDULERS = ("best", "ideals", "two-stage")

@@ -40,11 +40,11 @@ from tvm_pipeline_video.service.settings import Settings
 CONSOLE = Console(width=150)
 
 
-def make_bundle(folder: Path) -> Path:
+def make_bundle(folder: Path, repeats: int) -> Path:
     backend, platform = settle_platform(detect_platform())
     model = load(str(write_picture_net(folder / "net.onnx")))
     compiled = backend.compile(model, platform.devices)
-    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, repeats))
     bundle = Bundle(compiled.graph, platform, problem.profile, plan(problem, "single").plan, compiled)
     write_bundle(folder / "net.tar", bundle)
     return folder / "net.tar"
@@ -122,7 +122,7 @@ def main() -> None:
     logging.getLogger("tvm_pipeline").setLevel(logging.ERROR)  # it would say each time that the broker is gone
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bundle, lines = make_bundle(folder), folder / "lines.jsonl"
+        bundle, lines = make_bundle(folder, 4 if arguments.short else 24), folder / "lines.jsonl"
         rate_fps = run(bundle, str(lines), frames)
         sound = judge("a file", frames_of(lines), frames, rate_fps)
         if MOSQUITTO is None or shutil.which("mosquitto_sub") is None:

@@ -196,7 +196,7 @@ def runtime(short: bool) -> bool:
     for name in models:
         compiled = backend.compile(load(name), platform.devices)
         problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, 8 if short else 24))
-        candidates = planning.plan(problem).candidates
+        candidates = planning.plan(problem).candidates[: 2 if short else None]
         loads = [os.getloadavg()[0]]
         rates = [LOAD * (plan.predicted.throughput_fps or nan) for plan in candidates]
         runs: list[list[Figures]] = [[] for _ in candidates]

@@ -29,9 +29,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--short", action="store_true", help="few repeats and positions: proves that it works")
+    parser.add_argument(
+        "--short", action="store_true", help="a small network, few repeats and positions: proves that it works"
+    )
     arguments = parser.parse_args()
     repeats, step = (2, 1024) if arguments.short else (arguments.repeats, 128)
+    if arguments.short:
+        arguments.model = "branching"
 
     backend, platform = settle_platform(detect_platform())
     compiled = backend.compile(load(arguments.model), platform.devices)
