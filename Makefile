@@ -67,7 +67,7 @@ lint: $(VENV)/.stamp
 # The wheel and the source distribution, in dist/; `python .ci/packages.py` tries them in fresh environments.
 dist: $(VENV)/.stamp
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --installer uv --outdir dist . || $(BIN)/python -m build --outdir dist .
 
 $(VENV)/.docs-stamp: PARTS := .[docs]
 $(VENV)/.docs-stamp: $(VENV)/.stamp
