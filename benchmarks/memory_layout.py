@@ -18,6 +18,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -56,13 +57,13 @@ def networks(short: bool) -> bool:
     for column in ("network", "order", "alive", "greedy", "exact", "greedy / exact", "status", "seconds"):
         table.add_column(column, justify="left" if column in ("network", "order", "status") else "right")
     layouts = met = worse = 0
-    for name, make in (CELLS if short else NETWORKS).items():
+    for name, make in (dict(islice(CELLS.items(), 2)) if short else NETWORKS).items():
         graph = memory_graph(make(), in_place=True)
         for way, order_of in ORDERS.items():
             tensors, _ = lifetimes(graph, order_of(graph))
             _, greedy = plan_arena(tensors)
             begin = time.perf_counter()
-            layout = exact_layout(tensors, time_limit_s=2 if short else 60)
+            layout = exact_layout(tensors, time_limit_s=0.5 if short else 60)
             seconds = time.perf_counter() - begin
             check_layout(tensors, layout.offsets, layout.arena_bytes)
             layouts, worse = layouts + 1, worse + (layout.arena_bytes > greedy)
@@ -107,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("networks", "minimalloc"), help="one of the two parts")
     parser.add_argument("--folder", type=Path, default=SUITE, help="instances of minimalloc, as CSV")
-    parser.add_argument("--short", action="store_true", help="the cells and one instance, for CI")
+    parser.add_argument("--short", action="store_true", help="two cells and one instance, for CI")
     args = parser.parse_args()
     failed = args.only != "minimalloc" and networks(args.short)
     failed |= args.only != "networks" and challenging(args.folder, args.short)
