@@ -47,11 +47,12 @@ TESTS = Path(__file__).parent
 RELAX = ("relax", "plugins/kernels/relax")  # folders that run in an environment with Relax alone
 # Folders and files that run in an environment with Relax, too: what reads models, compiles, cuts, measures, runs them.
 BOTH = (
-    "frontends",
-    "onnxruntime",
+    *(f"frontends/test_{name}.py" for name in ("frontends", "model_metadata", "tflite_checks", "tflite_resizing")),
+    *(f"frontends/test_onnx_{name}.py" for name in ("rewriting", "types", "walk")),
+    "onnxruntime/test_onnxruntime_backend.py",
     *(f"backends/test_{name}.py" for name in ("elsewhere", "host_backend", "missing_extras")),
     "plugins/boards/test_modules.py",
-    *(f"cli/test_{name}.py" for name in ("bad_input", "commands", "memory_command", "rewritten_models", "version")),
+    *(f"cli/test_{name}.py" for name in ("commands", "memory_command", "rewritten_models", "version")),
     "plugins/video/service/test_carried_run.py",
     *(f"workflow/test_{name}.py" for name in ("engine_fallback", "steps")),
 )
