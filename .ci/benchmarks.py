@@ -6,6 +6,7 @@ Two run at a time, in the order of the names. Each is a fork of this process, wh
 import for 3 seconds. The exit status is 1 if one fails.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -59,4 +60,5 @@ def run(file: Path) -> None:
 if __name__ == "__main__":
     for module in SHARED:
         importlib.import_module(module)
+    gc.freeze()  # no fork looks for garbage in what all of them share
     run(FOLDER / f"{forked(sys.argv[1:])}.py")

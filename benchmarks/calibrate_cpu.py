@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--unseen", nargs="+", default=list(UNSEEN), help="networks that judge")
     parser.add_argument("--side", type=int, default=SIDE, help="of the pictures")
     parser.add_argument("--stages", type=int, default=16, help="that are measured to calibrate a device")
-    parser.add_argument("--short", action="store_true", help="two tiny networks: proves that it works")
+    parser.add_argument("--short", action="store_true", help="one tiny network: proves that it works")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.short:
