@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from tvm_pipeline import Bundle, Decision, Problem, __version__, load, write_bundle
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlatformError
 from tvm_pipeline.files import cache_folder, read_bytes
 from tvm_pipeline.frontends import EXPORTS, Shapes, interface_of, parse_shapes
@@ -28,9 +31,17 @@ from tvm_pipeline.workflow.doubts import elsewhere_warnings
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.video_extra import check_name, host_devices, interpret, open_source, picture_input
+from tvm_pipeline_video.service.video_extra import (
+    VideoError,
+    check_name,
+    host_devices,
+    interpret,
+    open_source,
+    picture_input,
+)
 
 MODEL_FILES = (".onnx", ".tflite", ".relay")
+CAMERA_S = 5.0  # that a camera may take to accept a connection
 MOST_KEPT = 8  # bundles in the cache, each as large as its model
 
 
@@ -125,13 +136,28 @@ def opened_model(
 def _check_what_runs(settings: Settings) -> None:
     """Raise now, and not after minutes of compiling, where a source or a decoder is not there.
 
-    A stream is not opened: it may serve one client, once.
+    A stream is not opened: it may serve one client, once. Of a camera's address it is tried whether a server listens.
     """
-    for spec in settings.source:
-        if "://" not in spec and not settings.wait:
+    for spec in () if settings.wait else settings.source:
+        if "://" not in spec:
             open_source(spec).close()
+        elif spec.startswith("rtsp://") and not settings.policy:  # with a policy a camera may come later
+            _check_camera(spec)
     for name in settings.decoder:
         check_name(name)
+
+
+def _check_camera(spec: str) -> None:
+    with suppress(ValueError):  # FFmpeg reads more addresses than Python does
+        where = urlsplit(spec)
+        if where.hostname and "@" not in where.path + where.query + where.fragment:  # else a password ended the host
+            try:
+                socket.create_connection((where.hostname, where.port or 554), CAMERA_S).close()
+            except OSError as error:
+                raise VideoError(
+                    f"{shown(spec)} cannot be reached: {error.strerror or error}; see that the camera is on, and that "
+                    "its address and port are these"
+                ) from error
 
 
 def _compile(path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener) -> None:

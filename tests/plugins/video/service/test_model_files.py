@@ -78,6 +78,7 @@ def found_in(line: str) -> list[dict]:
     ("settings", "words"),
     [
         (Settings(source=["missing.mp4"]), "there is no file or folder missing.mp4"),
+        (Settings(source=["rtsp://me:word@127.0.0.1:9/x"]), r"me:\*\*\*@127.* cannot be reached: Connection refused"),
         (Settings(source=[FILM], decoder=["yollo"]), "did you mean yolo"),
         (Settings(source=[FILM], decoder=["ssd"]), "ssd cannot read the outputs output0"),
         (Settings(source=[FILM], labels=["coco"]), "there are 80, and the model has 2 classes"),
