@@ -1,4 +1,4 @@
-"""Addresses of cameras and brokers as names, messages and files may show them: without what may be a secret.
+"""Addresses: what messages and files may show of those of cameras and brokers, and whether others reach a listener.
 
 The password of a camera stands before the host, in the query, in the path, or where a recorder's maker invented. So
 `shown` does not look for secrets: it keeps what is known to be none.
@@ -6,7 +6,9 @@ The password of a camera stands before the host, in the query, in the path, or w
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 
 HIDDEN = "***"
 _LONGEST = 32  # characters of a part of a path; keys and signatures are often longer
@@ -105,3 +107,9 @@ def has_secret(address: str) -> bool:
 def without_secrets(text: str) -> str:
     """Return a text, such as a traceback, with each address in it as `shown` has it."""
     return re.sub(r"[A-Za-z][\w+.-]*://[^\s'\"<>]+", lambda found: shown(found[0]), text)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a name or number; raise OSError where there is no such host."""
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(where[4][0]).partition("%")[0]).is_loopback for where in found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from typing import NamedTuple
 
 from tvm_pipeline.errors import OptionError
@@ -46,9 +44,3 @@ def parse_address(text: str, option: str = "remote") -> Address:
     if int(port) > 65535:
         raise OptionError(f"`{option}` {text!r}: a port is at most 65535", option=option, value=text)
     return Address(bare, int(port))
-
-
-def is_loopback(address: Address) -> bool:
-    """Return whether only this machine reaches an address; raise OSError where there is no such host."""
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return all(ipaddress.ip_address(str(where[4][0]).partition("%")[0]).is_loopback for where in found)

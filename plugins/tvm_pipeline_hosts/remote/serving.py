@@ -27,9 +27,10 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.addresses import is_loopback
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.processes import Child
-from tvm_pipeline_hosts.remote.address import Address, is_loopback
+from tvm_pipeline_hosts.remote.address import Address
 from tvm_pipeline_hosts.remote.channel import BEAT_S, KEEP_S, SILENT_S
 from tvm_pipeline_hosts.remote.dialing import Hello, Refusal
 from tvm_pipeline_hosts.remote.frames import FrameError, Header, limit_waits, write_frame
@@ -295,7 +296,7 @@ class BoardServer:
 
 def _listening(address: Address, allow_others: bool) -> socket.socket:
     try:
-        if not allow_others and not is_loopback(address):
+        if not allow_others and not is_loopback(address.host):
             raise OptionError(
                 f"`listen` {address}: other machines reach that address, and there is no authentication: whoever "
                 "reaches the port runs code here. Listen on 127.0.0.1 and reach it through `ssh -L`, or give "

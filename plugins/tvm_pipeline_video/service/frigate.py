@@ -288,7 +288,7 @@ def _bound(
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, an interface or *
+    except ValueError:  # a name, an interface or *, of which ZeroMQ makes something else than the system does
         return host == "localhost"
 
 

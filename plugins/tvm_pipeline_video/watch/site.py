@@ -35,6 +35,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from tvm_pipeline.addresses import is_loopback
 from tvm_pipeline.errors import OptionError
 
 MOST_CONNECTIONS = 32  # a faulty client must not take the machine from the pipeline
@@ -207,7 +208,7 @@ def _listen(address: str, port: int, site: Site, *, guarded: bool) -> _Server:
             f"{where}: this machine knows no such address ({error}); try 127.0.0.1", option="watch"
         ) from error
     # The resolved address counts, not the text that was given.
-    if not guarded and not ipaddress.ip_address(str(found[0]).partition("%")[0]).is_loopback:
+    if not guarded and not is_loopback(str(found[0])):
         raise OptionError(
             f"{where}: other machines can reach this address; give a `token`, or listen on 127.0.0.1", option="watch"
         )
