@@ -32,7 +32,8 @@ def compiled(name: str, content: bytes, device: Device, timed: bool) -> Any:
         # With one thread it computes in the caller's. Pinned, it would bind callers to cores of its own choice.
         threads = max(len(device.cores), 1)
         settings |= {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-    if target.partition(".")[0] in ("CPU", "GPU"):
+    # A CPU that has bfloat16 computes in it otherwise, also as a part of another device, such as HETERO:CPU.
+    if re.match("CPU|GPU|AUTO|BATCH|HETERO|MULTI", target) and "NPU" not in target:
         settings["INFERENCE_PRECISION_HINT"] = "f32"
     try:
         return core().compile_model(core().read_model(content), target, {**settings, **properties})
@@ -102,7 +103,6 @@ def openvino() -> Any:
 @cache
 def core() -> Any:
     """Return OpenVINO, which counts the cores of the thread that loads it: all of this process."""
-
     with ThreadPoolExecutor(1, initializer=bind, initargs=(tuple(CORES),)) as pool:
         return pool.submit(openvino().Core).result()
 
