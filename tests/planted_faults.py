@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "cuts are compared wrongly",
         "planning/search/loops.py",
-        "if cuts.sets[i, word] & ~cuts.sets[j, word]:",
-        "if cuts.sets[j, word] & ~cuts.sets[i, word]:",
+        "is_inside(cuts.zone, cuts.sets, i, j)",
+        "is_inside(cuts.zone, cuts.sets, j, i)",
     ),
     Fault(
         "devices that share cores work together",
