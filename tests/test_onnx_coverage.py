@@ -96,12 +96,12 @@ def test_a_few_tests_of_onnx(compiler: str) -> None:
 def test_onnx_tests_are_right_or_refused_by_name(compiler: str) -> None:
     from tests.support.onnx_suite import cases, verdicts
 
-    step = 150 if compiler == "tvm" else 20  # benchmarks/onnx_suite.py runs them all
+    step = 45 if compiler == "tvm" else 8
     names = [f"test_{name}" for name in MENDED if f"test_{name}" in cases()] + sorted(cases())[::step]
     found = list(verdicts(dict.fromkeys(names), compiler))
     counts = Counter(each.outcome for each in found)
     assert [each for each in found if each.outcome not in ("right", "rounded", "refused", "engine")] == []
-    assert counts["right"] > (0.3 if compiler == "tvm" else 0.75) * len(found), counts  # most of MENDED are refused
+    assert counts["right"] > (0.4 if compiler == "tvm" else 0.75) * len(found)  # most of MENDED are refused
 
 
 def test_what_is_wrong_or_ends_its_process_is_told() -> None:
