@@ -157,9 +157,13 @@ NETWORKS: dict[str, Callable[[Weights], relay.Expr]] = {
 def relay_module(name: str) -> tuple[tvm.IRModule, dict[str, Any]]:
     """Return one of NETWORKS in Relay, and its parameters."""
     weights = Weights()
-    body = NETWORKS[name](weights)
+    return module_of(NETWORKS[name](weights)), weights.params
+
+
+def module_of(body: relay.Expr) -> tvm.IRModule:
+    """Return the module, with types, whose `main` computes an expression from its free variables."""
     function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function)), weights.params
+    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
 
 
 def as_model(name: str, mod: tvm.IRModule, params: dict[str, Any]) -> Model:

@@ -15,7 +15,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import Weights, as_model, image
+from tests.support.networks import Weights, as_model, image, module_of
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -86,7 +86,7 @@ def test_the_host_backend_checks_once(two_devices: Pair) -> None:
 def one_layer(factor: float) -> Model:
     """Return a convolution whose weights are multiplied by the factor."""
     weights = Weights()
-    mod = typed(weights.conv(image(extent=8), 8))
+    mod = module_of(weights.conv(image(extent=8), 8))
     params = {name: tvm.nd.array(array.numpy() * np.float32(factor)) for name, array in weights.params.items()}
     return as_model("one layer", mod, params)
 
@@ -94,13 +94,12 @@ def one_layer(factor: float) -> Model:
 def layers(devices: Pair) -> RelayModel:
     """Return two convolutions whose weights have one shape, compiled for both devices."""
     weights = Weights()
-    mod = typed(weights.conv(weights.conv(image(channels=8, extent=8), 8), 8))
-    return RelayModel.compile(as_model("layers", mod, weights.params), [d.target for d in devices], lambda _: None)
+    mod = module_of(weights.conv(weights.conv(image(channels=8, extent=8), 8), 8))
+    return compiled_for(as_model("layers", mod, weights.params), devices)
 
 
-def typed(body: relay.Expr) -> tvm.IRModule:
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
+def compiled_for(model: Model, devices: Pair) -> RelayModel:
+    return RelayModel.compile(model, [device.target for device in devices], lambda _: None)
 
 
 def test_swapped_convolutions_are_refused_by_name(two_devices: Pair) -> None:
@@ -128,7 +127,7 @@ def test_swapped_convolutions_are_refused_by_name(two_devices: Pair) -> None:
 
 @pytest.mark.thorough
 def test_an_error_of_a_thousandth_is_found(two_devices: Pair) -> None:
-    model = RelayModel.compile(one_layer(1.0), [device.target for device in two_devices], lambda _: None)
+    model = compiled_for(one_layer(1.0), two_devices)
     name = weights_of(model, two_devices[1], model.graph.operators[0].name)
     weights = model.libraries[two_devices[1].target].params[name].numpy()
     with pytest.raises(ModelError, match=f"operator {model.graph.operators[0].name} ".replace("+", r"\+")):
@@ -150,8 +149,7 @@ def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None
 def test_no_number_is_equal_to_itself_alone(two_devices: Pair) -> None:
     weights = Weights()
     body = weights.dense(relay.nn.batch_flatten(image(extent=8)), 10)
-    net = as_model("dense", typed(body), weights.params)
-    model = RelayModel.compile(net, [device.target for device in two_devices], lambda _: None)
+    model = compiled_for(as_model("dense", module_of(body), weights.params), two_devices)
     last = model.graph.operators[-1].name  # one weight that is no number makes one output so
     changed = []
     for device in two_devices:

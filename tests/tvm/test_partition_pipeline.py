@@ -13,7 +13,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import Weights, relay_module
+from tests.support.networks import Weights, module_of, relay_module
 from tests.support.stages import random_frame, random_stages
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.errors import GraphError, PipelineError, PlanError
@@ -69,8 +69,7 @@ def splits() -> tuple[tvm.IRModule, dict[str, Any]]:
     x = weights.dense(relay.var("data", shape=(1, 12)), 12)
     first, second, third = relay.split(relay.tanh(x), 3, axis=1)
     body = relay.concatenate([relay.exp(third), weights.dense(second, 4), first], axis=1)
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function)), weights.params
+    return module_of(body), weights.params
 
 
 def fused(name: str) -> tuple[tvm.IRModule, list[str]]:

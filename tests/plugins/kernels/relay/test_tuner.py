@@ -13,7 +13,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import Weights, as_model, image
+from tests.support.networks import Weights, as_model, image, module_of
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import runs_here
 from tests.tvm.test_build import text_model
@@ -35,7 +35,6 @@ from tvm_pipeline_kernels.relay.tuning.tuning_records import (
     recorded_choices,
 )
 
-import tvm  # isort: skip
 from tvm import relay  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
@@ -53,8 +52,7 @@ def network() -> Model:
     weights = Weights()
     y = weights.conv(weights.conv(weights.conv(image(), 16), 16), 8, 1)
     body = relay.nn.softmax(relay.nn.batch_flatten(relay.nn.max_pool2d(y, (4, 4), (4, 4))))
-    mod = tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
-    return as_model("chain", relay.transform.InferType()(mod), weights.params)
+    return as_model("chain", module_of(body), weights.params)
 
 
 def tuned(model: Model, seconds: float = SECONDS, guide: Guide | None = None) -> TuningReport:
