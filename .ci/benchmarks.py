@@ -2,8 +2,8 @@
 
     python .ci/benchmarks.py NAME ...
 
-Two run at a time, in the order of the names. Each is a fork of this process, which has imported what most of them
-import for 3 seconds. The exit status is 1 if one fails.
+Two benchmarks run at a time, in the order of the names. Each runs in a fork of this process. This process has imported
+what most benchmarks need, which takes 3 seconds. The exit status is 1 if a benchmark fails.
 """
 
 import gc
@@ -27,7 +27,7 @@ SHARED = (
 
 
 def forked(names: Sequence[str]) -> str:
-    """Return the name of a benchmark in the fork that is to run it, and nothing here, when all have ended."""
+    """Fork this process for each benchmark. A fork returns the name of its benchmark; this process exits at the end."""
     waiting, running, failed = list(names), dict[int, tuple[str, IO[bytes], float]](), 0
     while waiting or running:
         while waiting and len(running) < LANES:

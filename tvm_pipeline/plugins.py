@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def entry_points(group: str) -> EntryPoints:
-    """Return what installed packages register in a group, read once while `sys.path` stays as it is.
+    """Return what installed packages register in a group. Packages are read once for each state of `sys.path`.
 
     Reading takes 10 ms or more, and a command asks dozens of times.
     """

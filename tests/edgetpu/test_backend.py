@@ -85,7 +85,7 @@ def test_stand_ins_keep_the_contract(seed):
 
 @pytest.mark.thorough
 def test_devices_keep_the_contract(plug, install_compiler, monkeypatch):
-    """Each stage is compiled by a process of its own; that of stand-ins has more cuts."""
+    """A process compiles each stage, which takes long; so few cuts are tried here, and more of them with stand-ins."""
     monkeypatch.setattr(cut_cases, "MOST_CUTS", 3)
     plug("usb:0,usb:1")
     install_compiler()

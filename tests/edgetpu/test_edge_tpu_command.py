@@ -121,7 +121,7 @@ def test_the_table_of_devices_marks_stand_ins(cli, devices, monkeypatch):
 
 
 def command(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Run the command in a process of its own, where no library was loaded before; nor is numba, for small searches."""
+    """Run the command in a new process, which has loaded no library; its searches are small, so they need no numba."""
     code = "from tvm_pipeline.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],

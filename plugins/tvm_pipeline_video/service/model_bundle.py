@@ -136,7 +136,7 @@ def opened_model(
 def _check_what_runs(settings: Settings) -> None:
     """Raise now, and not after minutes of compiling, where a source or a decoder is not there.
 
-    A stream is not opened: it may serve one client, once. Of a camera's address it is tried whether a server listens.
+    A stream is not opened: it may serve one client, once. An RTSP server must listen at its address.
     """
     for spec in () if settings.wait else settings.source:
         if "://" not in spec:
@@ -150,7 +150,7 @@ def _check_what_runs(settings: Settings) -> None:
 def _check_camera(spec: str) -> None:
     with suppress(ValueError):  # FFmpeg reads more addresses than Python does
         where = urlsplit(spec)
-        if where.hostname and "@" not in where.path + where.query + where.fragment:  # else a password ended the host
+        if where.hostname and "@" not in where.path + where.query + where.fragment:  # not a part of a password
             try:
                 socket.create_connection((where.hostname, where.port or 554), CAMERA_S).close()
             except OSError as error:
