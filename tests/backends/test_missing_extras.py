@@ -39,6 +39,7 @@ def test_without_tflite_the_cpu_is_found() -> None:
     assert f"the backend edgetpu cannot be used: TFLite is not installed: run `{EDGE_TPU}`" in err
 
 
+@pytest.mark.thorough
 def test_without_any_extra_the_error_names_both() -> None:
     code, out, err = devices_without("ai_edge_litert", "tvm")
     assert (code, out) == (1, "")

@@ -148,6 +148,7 @@ def test_two_measurements_of_a_stage_that_differ_are_named() -> None:
     calibrated(PRIOR, [*times, replace(again, seconds=1.05 * times[4].seconds)])
 
 
+@pytest.mark.thorough
 def test_stages_that_no_constants_explain_are_refused() -> None:
     """Seconds that have nothing to do with the work; those furthest off are named."""
     chance = np.random.default_rng(0)

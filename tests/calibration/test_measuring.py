@@ -81,6 +81,7 @@ def calibrate(tmp_path, monkeypatch) -> Callable[..., CalibratedPlatform]:
     return run
 
 
+@pytest.mark.thorough
 def test_known_devices_are_refitted_and_unseen_networks_predicted(calibrate, tmp_path):
     clock, heard = Clock(), log_lines("INFO")
     found = calibrate(clock=clock)
@@ -119,6 +120,7 @@ def test_the_second_half_is_chosen_under_the_fitted_model(calibrate):
     assert [stage for _, *stage in fast[8:]] != [stage for _, *stage in slow[8:]]
 
 
+@pytest.mark.thorough
 def test_a_calibrated_model_is_the_prior_of_the_next_time(calibrate):
     again = calibrate(calibrate().platform).groups[0].found.calibration
     assert again.prior_error < 0.15

@@ -343,6 +343,7 @@ def test_an_edge_tpu_goes_through_the_compiler_and_the_delegate(nothing_installe
     assert_equal(executed(load_executor(tmp_path / "net.so"), feeds), expected(content, feeds))
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_not_the_modules():
     mod, params = imported(random_network(3))
     with pytest.raises(ModelError, match=r"^net: "):

@@ -335,6 +335,7 @@ def test_a_model_of_another_format(cli, tmp_path):
     fails(cli("compile", "squeezenet", "--platform", PLATFORM, "-o", tmp_path / "net.tar"), "squeezenet", told)
 
 
+@pytest.mark.thorough
 def test_more_stages_than_devices(cli, tmp_path):
     (tmp_path / "net.tflite").write_bytes(random_network(4))
     told = "5 stages need as many devices that share no cores; platform coral-usb-2 has 2"

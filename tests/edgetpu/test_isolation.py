@@ -135,6 +135,7 @@ def test_a_stick_that_opens_slowly_holds_up_no_frame(usb):
     assert len(failures(pipeline)) == 1
 
 
+@pytest.mark.thorough
 def test_stages_on_a_stick_share_its_process_also_those_of_another_model(usb):
     """Another process could not open the stick."""
     model, platform = compiled(TWO)

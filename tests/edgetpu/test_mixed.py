@@ -244,6 +244,7 @@ def twins() -> bytes:
     return writer.content([x], [*pooled, flat])
 
 
+@pytest.mark.thorough
 def test_what_tvm_computes_once_is_given_under_both_names(platform):
     lead, _ = settle_platform(DESK)
     content = twins()

@@ -65,6 +65,7 @@ def test_stages_on_cpu_and_gpu_in_turn(name: str, mixed: Mixed, gpu: Device, cpu
                 np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 def test_parameters_are_on_the_device_once_for_all_slices(
     mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda
 ) -> None:

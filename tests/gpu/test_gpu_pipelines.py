@@ -70,6 +70,7 @@ def problem(model: RelayModel, platform: Platform) -> Problem:
     return Problem(model.graph, platform, Profile(model.graph.name, model.graph.fingerprint, devices))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("turns", ["cpu gpu", "gpu cpu", "cpu gpu cpu", "gpu cpu gpu", "gpu + cpu"])
 def test_stages_and_replicas(turns: str, model: RelayModel, platform: Platform, cpu: Device) -> None:
     names = [operator.name for operator in model.graph.operators]
@@ -183,6 +184,7 @@ def test_a_driver_that_hangs_costs_no_frame(
     assert "gpu" not in live.plan.devices
 
 
+@pytest.mark.thorough
 def test_garbage_of_a_gpu_that_hangs_keeps_no_other_thread(
     model: RelayModel, gpu: Device, software_cuda: SoftwareCuda
 ) -> None:

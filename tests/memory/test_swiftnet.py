@@ -43,7 +43,7 @@ def test_least_peaks_where_a_concatenation_is_free(cell: str, free: int, parts: 
     assert least(in_parts(graph, narrow_sums=True)) == parts
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cell", "listed", "kahn", "exact"),
     [("c", 53900, 53900, 53900), ("b", 147392, 166208, 122304), ("a", 351232, 388864, 275968)],

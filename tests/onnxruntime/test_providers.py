@@ -124,6 +124,7 @@ def test_what_a_provider_cannot_compute_stays_elsewhere(
     assert re.search(reason, record.message), record.message
 
 
+@pytest.mark.thorough
 def test_a_provider_may_round_as_float16_does(faking: OnnxruntimeBackend, model: Model) -> None:
     device = faking.settle(provider("half=Gemm"))
     with closing(faking.compile(model, [CPU, device])) as compiled:
@@ -132,6 +133,7 @@ def test_a_provider_may_round_as_float16_does(faking: OnnxruntimeBackend, model:
     assert [backend.precision(each) for each in (device, of_cpu, CPU)] == ["float16", "float32", "float32"]
 
 
+@pytest.mark.thorough
 def test_a_provider_that_runs_nothing(faking: OnnxruntimeBackend) -> None:
     content = onnx_bytes([helper.make_node("Relu", ["x"], ["y"])])
     with pytest.raises(ModelError, match=r"net: FakeExecutionProvider runs none of its operators: .*only 1-D conv"):

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once
-from tests.support.examples import examples
+from tests.support.examples import examples, seeds
 from tests.support.graphs import TIMED, Traits, constrained, problems, random_chain, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.device_model import DeviceModel
@@ -181,7 +181,7 @@ def mixed(seed: int, scheduler: Scheduler) -> tuple[Problem, bool]:
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
 def test_problems_of_every_kind(scheduler: Scheduler) -> None:
     """Hypothesis likes its problems small; these are larger on average."""
-    for seed in range(120):
+    for seed in seeds(400):
         problem, proves = mixed(seed, scheduler)
         check(problem, scheduler, proves=proves)
 

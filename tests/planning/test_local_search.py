@@ -198,6 +198,7 @@ def test_joined_readers_do_not_change_which_operators_are_cut_anew() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_the_scheduler_is_found_by_name_and_counts_limits() -> None:
     problem = of(NASNET, tpus(3), objective="throughput", time_limit_s=0.3)
     free = plan(problem, "local-search")

@@ -43,7 +43,7 @@ def mixed(seed: int) -> tuple[Problem, Traits]:
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
 def test_searches_find_the_best_of_all_plans(scheduler: Callable[[Problem], Plan]) -> None:
-    for seed in range(120):
+    for seed in seeds(400):
         problem, traits = mixed(seed)
         check(problem, scheduler, proves=not counts_period(problem) or not (scheduler is hybrid or traits.buses))
 

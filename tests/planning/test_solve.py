@@ -173,7 +173,7 @@ def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: 
     for seed in range(15):
         rng = random.Random(seed)
         problem = random_problem(rng, rng.choice(TIMED), operators=(2, 4), traits=Traits(modelled=True))
-        problem = replace(problem, time_limit_s=0.2)  # local search stops early
+        problem = replace(problem, time_limit_s=0.1)  # local search stops early
         try:
             decision, best_plan = planning.plan(problem, scheduler), planning.plan(problem).plan
         except (NoPlanError, SearchTimeError):  # a busy machine may find none in that time

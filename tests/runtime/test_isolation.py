@@ -129,6 +129,7 @@ def test_how_a_stage_died_is_told_after_the_results_before(
     assert ("in __call__" in capfd.readouterr().err) == (way == "segfault")
 
 
+@pytest.mark.thorough
 def test_one_that_dies_while_idle_is_told_at_the_next_frame() -> None:
     model, platform = chain(2), fake_platform("d0")
     plan = one_stage(model)
@@ -163,6 +164,7 @@ def test_what_is_no_stage_is_told_as_without_isolation() -> None:
         _ = compiled.stage(["op0", "op2"], platform.devices[0]).inputs
 
 
+@pytest.mark.thorough
 def test_a_process_goes_when_its_stage_is_closed() -> None:
     model, platform = chain(2), fake_platform("d0")
     with isolated(model, platform, ()) as compiled:

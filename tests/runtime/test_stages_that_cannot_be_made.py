@@ -49,6 +49,7 @@ def test_one_that_hangs_while_it_loads_is_ended_and_told() -> None:
         assert not children()
 
 
+@pytest.mark.thorough
 def test_a_device_that_fails_while_a_run_begins_is_left_out(tmp_path: Path) -> None:
     """The first process that loads ends with a code; those after it do not."""
     model, platform = chain(op0=EndsLoading(tmp_path / "once")), fake_platform("d0", "d1")

@@ -52,7 +52,7 @@ def close(
         np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["splitting", "mobile", "int8"])
 def test_stages_on_alternating_targets_compute_the_same(name: str, compiled: Compiled, two_devices: Pair) -> None:
     model = compiled(name, *(device.target for device in two_devices))

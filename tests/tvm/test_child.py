@@ -104,6 +104,7 @@ def test_the_system_kills_it() -> None:
         build_library(text_model("tanh(%x)"), TARGET)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_child() -> None:
     def interrupt(line: str) -> None:
         if line.startswith("compiling"):

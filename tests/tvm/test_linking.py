@@ -103,6 +103,7 @@ def test_without_a_linker_nothing_is_compiled(own_cache: Path, tmp_path: Path, m
     check_linker("no-such-target")
 
 
+@pytest.mark.thorough
 @not_arm
 def test_what_a_linker_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     linker = tmp_path / "aarch64-linux-gnu-ld"

@@ -77,6 +77,7 @@ def results(model: CompiledModel, stages: list[list[str]], device: Device) -> di
     return {name: tensors[name] for name in model.graph.outputs}
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_has_the_names_and_the_values_of_the_file(
     model: Model, compiled: RelayModel, cpu: Device
 ) -> None:

@@ -23,6 +23,7 @@ def pipe(model):
         yield pipe
 
 
+@pytest.mark.thorough
 def test_one_stream_after_another(pipe):
     first, second = list(pipe.map(PICTURES)), list(pipe.map(iter(PICTURES[:2])))
     assert [output.shape for output in first] == [(1, 10)] * 4

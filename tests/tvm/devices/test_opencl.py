@@ -89,6 +89,7 @@ def test_a_part_of_an_array_is_an_array(device: Any, added: Any) -> None:
         part(inside, offset, tvm.runtime.ShapeTuple((COUNT,)), tvm.DataType("float32"))
 
 
+@pytest.mark.thorough
 def test_arrays_become_inputs_without_a_copy(device: Any, tmp_path: Path) -> None:
     """TVM's executor checks the alignment of a descriptor, which `new` gives at random: 40 arrays, and 40 parts."""
     mod, params = relay_module("shapes")
@@ -116,6 +117,7 @@ def test_a_device_tells_of_itself(device: Any) -> None:
     assert memory in ("unified", "own")
 
 
+@pytest.mark.thorough
 def test_kept_programs_are_taken(device: Any, added: Any, tmp_path: Path) -> None:
     """The programs of a kernel that adds 5, given to one of the same name that adds 7, add 5: nothing was compiled."""
     assert programs.save_programs(added(5), tmp_path)

@@ -304,6 +304,7 @@ def test_an_agent_that_is_killed_is_followed_by_one_that_adopts(host):
     )
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_is_told_and_the_agent_goes_on(tmp_path, bundles, environment, monkeypatch):
     """A bundle that is not here, one that is none, and files of others in the folder; what is not needed goes."""
     with hosting(tmp_path / "host", bundles, environment) as host:

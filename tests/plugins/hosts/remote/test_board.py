@@ -67,6 +67,7 @@ def test_an_unknown_method_is_told(board):
         board.call("fly", {})
 
 
+@pytest.mark.thorough
 def test_a_second_client_hears_who_is_there(board, server):
     connect = f"from tvm_pipeline_hosts.remote.board import Board; Board.connect({str(server.address)!r}, keep_s=3.0)"
     other = subprocess.run([sys.executable, "-c", connect], capture_output=True, text=True, check=False)

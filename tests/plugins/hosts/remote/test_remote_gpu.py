@@ -109,6 +109,7 @@ def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, m
     assert profile.devices["gpu"].seconds[left[0]] is None
 
 
+@pytest.mark.thorough
 def test_a_gpu_alone_says_what_is_missing(gpu, net, server, tmp_path):
     """No cores, no processor for the code that launches its kernels."""
     file = tmp_path / "gpu.toml"

@@ -128,6 +128,7 @@ def test_the_name_of_a_client_is_a_line_of_text(server):
         assert server.is_free
 
 
+@pytest.mark.thorough
 def test_of_a_long_name_the_beginning_is_shown(tmp_path):
     with serving_board(tmp_path, **TIMES) as server, socket.create_connection(server.address, 10) as link:
         link.sendall(hello_of("x" * 50_000))
@@ -279,7 +280,7 @@ def lives(pid):
         return False
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_command_serves_until_it_is_ended(serve_rpc, number, tmp_path):
     process, line = serve_rpc()

@@ -164,6 +164,7 @@ def test_without_time_nothing_is_measured(own_cache: Path) -> None:
     assert not (own_cache / "tuning").exists()
 
 
+@pytest.mark.thorough
 def test_a_model_without_convolutions_has_nothing_to_tune() -> None:
     report = tuned(text_model("tanh(%x)"))
     assert (report.kernels, report.measured, report.ratio) == (0, 0, None)

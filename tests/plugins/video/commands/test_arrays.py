@@ -35,6 +35,7 @@ def test_an_option_that_does_nothing_is_refused(cli, net, given):
     assert f"{given[0]} does nothing with --inputs" in told.err
 
 
+@pytest.mark.thorough
 def test_a_plan_of_a_file_is_run(cli, net, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(arrays, "Pipeline", lambda *given: ran.append(given[1]) or Pipeline(*given))

@@ -93,6 +93,7 @@ def test_a_rate_that_no_plan_keeps_up_with_is_said(cli, bundle):
     assert "throughput" in outcome.json["objectives"]
 
 
+@pytest.mark.thorough
 def test_a_rate_below_the_capacity_is_no_error_of_the_prediction(cli, bundle, monkeypatch):
     monkeypatch.setattr("tvm_pipeline.report.tables.FULL", 1e9)  # a busy machine fills the pipeline at this rate, too
     outcome = cli("run", bundle, "--source", FILM, "--rate", 20)

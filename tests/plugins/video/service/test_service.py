@@ -201,6 +201,7 @@ def test_a_line_that_a_crash_cut_short_is_cut_off_and_said(cli, bundle, tmp_path
     assert [row["frame"] for row in rows(results)] == [1, 0, 1, 2]
 
 
+@pytest.mark.thorough
 def test_a_token_that_others_can_read(cli, bundle, tmp_path, monkeypatch):
     needs("prometheus_client")
     secret = "0123456789-secret-0123456789"
