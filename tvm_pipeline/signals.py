@@ -23,6 +23,9 @@ AT_ONCE_S = 3.0
 # What the interpreter calls at its end for temporary folders and processes that are left; it has no public name.
 CLEAN_UP, CLEAN_UP_S = "_exitfunc", 1.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The longest wait of a main thread at a stretch. Python handles a signal between two instructions, or if it interrupts
+# a wait; a signal that comes just before a wait has its turn when that wait ends.
+WAIT_S = 1.0
 
 
 class Interrupts:

@@ -42,11 +42,9 @@ from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagge
 from tvm_pipeline.runtime.host_work import HostStage, HostWork, StageWork, stage_work
 from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_devices, new_slot, slot_ports
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, StreamState, Threads, Worker
+from tvm_pipeline.signals import WAIT_S
 
 SOURCE_S = 1.0  # how long `stop` waits for a frame from outside
-# The longest wait at a stretch. Python handles a signal between two instructions, or if it interrupts a wait; a signal
-# that comes just before a wait has its turn when that wait ends.
-WAIT_S = 1.0
 
 
 class Pipeline(FrameStream):

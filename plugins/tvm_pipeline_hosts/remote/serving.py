@@ -30,6 +30,7 @@ import msgspec
 from tvm_pipeline.addresses import is_loopback
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.processes import Child
+from tvm_pipeline.signals import WAIT_S
 from tvm_pipeline_hosts.remote.address import Address
 from tvm_pipeline_hosts.remote.channel import BEAT_S, KEEP_S, SILENT_S
 from tvm_pipeline_hosts.remote.dialing import Hello, Refusal
@@ -103,6 +104,7 @@ class BoardServer:
         self._folder, self._silent_s, self._keep_s = folder, silent_s, keep_s
         self._beat_s = min(BEAT_S, silent_s / 4)
         self._listener = _listening(address, allow_others)
+        self._listener.settimeout(WAIT_S)
         self.address = Address(address.host, self._listener.getsockname()[1])
         self._door: dict[socket.socket, float] = {}  # and when each came; the oldest first
         self._door_changes = threading.Condition()  # over it
@@ -121,6 +123,8 @@ class BoardServer:
         while not self._closed.is_set():
             try:
                 link, _ = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError as error:
                 if self._closed.is_set():
                     return

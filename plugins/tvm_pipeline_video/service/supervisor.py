@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +21,7 @@ from tvm_pipeline.files import cache_folder, temporary_folder
 from tvm_pipeline.power import power_modes
 from tvm_pipeline.processes import how_ended
 from tvm_pipeline.runtime import Event
-from tvm_pipeline.signals import ending, handling
+from tvm_pipeline.signals import WAIT_S, ending, handling
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.progress import WORKER, FrameCounts
@@ -93,7 +94,10 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
                 )
                 if ended_by:  # while it was being started
                     child.terminate()
-                status = child.wait()
+                while child.poll() is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(WAIT_S)
+                status = child.returncode
             # A worker that was killed leaves a power mode set. The next one sets it again, if it is still asked for.
             power_modes().put_back_left()
             if ended_by or status in FINAL:

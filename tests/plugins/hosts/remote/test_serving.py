@@ -147,6 +147,13 @@ def test_another_version_hears_of_both(server):
         assert f"the board has tvm-pipeline {__version__}, and here is 9.8.7" in bytes(header.value).decode()
 
 
+def test_a_signal_that_comes_just_before_the_wait_for_a_client_is_handled(server):
+    """Here another thread takes the signal while the main thread waits, so that it does not interrupt the wait."""
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.serve()
+
+
 # ------------------------------------------------------------------------------------------------ not a board
 
 

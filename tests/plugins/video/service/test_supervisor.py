@@ -15,7 +15,7 @@ from tests.plugins.video.service.test_service import count, decoder, rows
 from tvm_pipeline.errors import BundleError, OptionError, StageError
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.progress import FrameCounts
-from tvm_pipeline_video.service.supervisor import is_worth_a_restart
+from tvm_pipeline_video.service.supervisor import is_worth_a_restart, supervise
 
 
 def workers() -> list[int]:
@@ -88,6 +88,12 @@ def test_one_that_dies_at_once_is_started_ever_less_often(cli, tmp_path, monkeyp
     reasons = [row["reason"] for row in rows(events)]
     assert reasons == [f"the worker was killed by SIGABRT; it is started again in {wait} s" for wait in ("0.5", 1, 2)]
     assert workers() == []
+
+
+def test_a_signal_that_comes_just_before_the_wait_for_the_worker_is_passed_on():
+    """Here another thread takes the signal while the main thread waits, so that it does not interrupt the wait."""
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+    assert supervise(["sleep", "600"], None, reloads=False) == 0
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 130])
