@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -129,6 +130,10 @@ class LivePipeline(FrameStream):
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def start(self) -> None:
+        if len(self._problem.platform.devices) > 1:
+            # For its first plan a process loads compiled loops, which takes most of a second.
+            with suppress(PipelineError):
+                nearest_plan(self._problem)
         self.began_s = self.last_result_s = time.perf_counter()
         try:
             self._generations.newest.pipeline.start(self._maker.making_s)
