@@ -17,9 +17,17 @@ from dataclasses import replace
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord
-from tvm_pipeline.errors import PlanError
+from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.plugins import Plugged
-from tvm_pipeline.runtime.replanning import gain, judged_now, nearest_plan, shown_slack, slack
+from tvm_pipeline.runtime.replanning import (
+    gain,
+    judged_now,
+    nearest_plan,
+    quick_plans,
+    shown_slack,
+    slack,
+    unlimited,
+)
 from tvm_pipeline.runtime.strategy import Strategy
 
 # No new plan is made for a slow-down that changed by less, or by less than `noise`.
@@ -47,12 +55,13 @@ class Adaptation(Strategy):
         self._gain = 0.0
         self._better = 0
         self._promise: tuple[dict[str, float], float] | None = None  # the factors and the gain of the last switch
+        self._fastest: tuple[tuple[str, ...], float] | None = None  # devices, and frames a second of their fastest plan
         self._settled = 0
         self._doublings = 0
 
     def begin(self, problem: Problem, plan: Plan) -> None:
         super().begin(problem, plan)
-        self._plan, self._judged_for, self._better, self._settled = plan, None, 0, 0
+        self._plan, self._judged_for, self._better, self._settled, self._fastest = plan, None, 0, 0, None
 
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
         self.observe(records, problem.platform.devices)
@@ -61,8 +70,9 @@ class Adaptation(Strategy):
             return None
         if self._moved(problem):
             now = self.scaled(problem)
-            self._proposal = nearest_plan(now)
-            self._gain = self.corrected(gain(now, self._proposal, running, self.starved), self._proposal, running)
+            self._proposal = nearest_plan(now) if self._most_gain(problem, now, running) > self._hysteresis else None
+            if self._proposal:
+                self._gain = self.corrected(gain(now, self._proposal, running, self.starved), self._proposal, running)
         known = None not in self.seen
         wished = known and self._proposal is not None and self._gain > max(self._hysteresis, self.noise)
         self._settled += known
@@ -75,6 +85,27 @@ class Adaptation(Strategy):
         self._promise = dict(self.factors), self._gain
         reason = self._reason(self.scaled(problem), running)
         return replace(self._proposal, scheduler="replan", status="feasible", bound=None), reason
+
+    def _most_gain(self, problem: Problem, now: Problem, running: Plan) -> float:
+        """Return a gain over the running plan that no plan brings now, found without a search.
+
+        No plan is faster than the fastest one on devices as fast as profiled, or as fast as the fastest of them is now
+        relative to its profile. The bound is infinite for other objectives, and where there are limits.
+        """
+        if problem.objective != "throughput" or unlimited(problem) != problem:
+            return math.inf
+        names = tuple(device.name for device in problem.platform.devices)
+        try:
+            if self._fastest is None or self._fastest[0] != names:
+                rates = [plan.predicted.throughput_fps or math.inf for plan in quick_plans(problem)]
+                self._fastest = names, max(rates)
+            before_fps = judged_now(now, running).predicted.throughput_fps or 0.0
+        except (NoPlanError, PlanError):
+            return math.inf
+        if self.starved:
+            return 0.0
+        least = min(1.0, *(self.factors.get(name, 1.0) for name in names))
+        return self.most_corrected(self._fastest[1] / (least * max(before_fps, 1e-12)) - 1, running)
 
     def _moved(self, problem: Problem) -> bool:
         """Return whether the devices or their slow-downs changed since the plans were last judged; remember them."""

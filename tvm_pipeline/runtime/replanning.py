@@ -35,12 +35,24 @@ def with_runtime_objective(problem: Problem) -> Problem:
 
 
 def quick_plan(problem: Problem) -> Plan:
-    """Return the best of one device, the model on every device, and a pipeline cut in the graph's order.
-
-    It takes milliseconds.
+    """Return the best of `quick_plans`.
 
     Of plans that are nearly as good it is the one with fewest stages: replicas divide the frames by whatever load there
     is, while a cut is right for one load only.
+
+    Raises what `quick_plans` raises.
+    """
+    plans = quick_plans(problem)
+    best = min(plans, key=cost_key)
+    near = [plan for plan in plans if (margin(best, plan) or 0.0) <= NEARLY]
+    chosen = min(near, key=lambda plan: (len(plan.stages), cost_key(plan), len(plan.devices)))
+    return replace(chosen, power_mode=problem.profile.power_mode)
+
+
+def quick_plans(problem: Problem) -> list[Plan]:
+    """Return the model on each device, the model on every device, and the best pipeline cut in the graph's order.
+
+    They take milliseconds.
 
     Raises:
         InfeasibleError: none of these is possible.
@@ -65,10 +77,7 @@ def quick_plan(problem: Problem) -> Plan:
     fitting = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
     if not fitting:
         raise NoPlanError(f"no plan is left: {'; '.join(dict.fromkeys(reasons))}")
-    best = min(fitting, key=cost_key)
-    near = [plan for plan in fitting if (margin(best, plan) or 0.0) <= NEARLY]
-    chosen = min(near, key=lambda plan: (len(plan.stages), cost_key(plan), len(plan.devices)))
-    return replace(chosen, power_mode=problem.profile.power_mode)
+    return fitting
 
 
 def nearest_plan(problem: Problem) -> Plan:

@@ -94,6 +94,13 @@ class Strategy(ABC):
         usual = median(self._off.values())
         return (1 + gain) * self._off.get(plan.stages, usual) / max(self._off.get(running.stages, usual), 1e-12) - 1
 
+    def most_corrected(self, gain: float, running: Plan) -> float:
+        """Return the greatest `corrected` gain over the running plan of any plan that has this predicted gain."""
+        if not self._off:
+            return gain
+        usual = median(self._off.values())
+        return (1 + gain) * max(self._off.values()) / max(self._off.get(running.stages, usual), 1e-12) - 1
+
     def begin(self, problem: Problem, plan: Plan) -> None:
         """Take note of the plan that runs from now on; `problem` has the devices as they were profiled."""
         costs = evaluate(unlimited(problem), plan.stages).costs
