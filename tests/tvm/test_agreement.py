@@ -33,10 +33,6 @@ Pair = tuple[Device, Device]
 CHECKING = "checking that both targets compute the same"
 
 
-def pair_of(compiled: Compiled, name: str, devices: Pair) -> RelayModel:
-    return compiled(name, *(device.target for device in devices))
-
-
 def spoilt(model: RelayModel, devices: Pair, **params: Any) -> RelayModel:
     """Return the model with other parameters in the second library."""
     first, second = (model.libraries[device.target] for device in devices)
@@ -50,12 +46,9 @@ def weights_of(model: RelayModel, device: Device, operator: str) -> str:
     return max(model.cut([operator], device).params.values(), key=lambda name: params[name].numpy().nbytes)
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", ["layers", "splitting", "int8"])
-def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_devices: Pair) -> None:
+def test_targets_that_compute_the_same_agree(two_devices: Pair) -> None:
     lines = log_lines("INFO", of="tvm_pipeline.tvm.agreement")
-    model = layers(two_devices) if name == "layers" else pair_of(compiled, name, two_devices)
-    fresh = spoilt(model, two_devices)  # in no cache, so that it is checked in any case
+    fresh = spoilt(layers(two_devices), two_devices)  # in no cache, so that it is checked in any case
     check_agreement(fresh, two_devices)
     check_agreement(fresh, two_devices[::-1])
     assert lines == [CHECKING] * 2
@@ -91,11 +84,12 @@ def one_layer(factor: float) -> Model:
     return as_model("one layer", mod, params)
 
 
-def layers(devices: Pair) -> RelayModel:
-    """Return two convolutions whose weights have one shape, compiled for both devices."""
-    weights = Weights()
-    mod = module_of(weights.conv(weights.conv(image(channels=8, extent=8), 8), 8))
-    return compiled_for(as_model("layers", mod, weights.params), devices)
+def layers(devices: Pair, count: int = 2) -> RelayModel:
+    """Return convolutions whose weights have one shape, compiled for both devices."""
+    weights, x = Weights(), image(channels=8, extent=8)
+    for _ in range(count):
+        x = weights.conv(x, 8)
+    return compiled_for(as_model("layers", module_of(x), weights.params), devices)
 
 
 def compiled_for(model: Model, devices: Pair) -> RelayModel:
@@ -136,7 +130,8 @@ def test_an_error_of_a_thousandth_is_found(two_devices: Pair) -> None:
 
 @pytest.mark.thorough
 def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None:
-    model = pair_of(compiled, "int8", two_devices)
+    model = compiled("int8", *(device.target for device in two_devices))
+    check_agreement(spoilt(model, two_devices), two_devices)
     operator = next(o for o in model.graph.operators if "conv2d" in o.kind)
     name = weights_of(model, two_devices[1], operator.name)
     weights = model.libraries[two_devices[1].target].params[name].numpy().copy()
@@ -183,8 +178,7 @@ class FaultyCuts(RelayModel):
 
 
 @pytest.mark.thorough
-def test_a_cut_that_computes_something_else_is_refused(compiled: Compiled, two_devices: Pair) -> None:
-    model = pair_of(compiled, "splitting", two_devices)
-    libraries = [replace(library, folder=None) for library in model.libraries.values()]
-    with pytest.raises(ModelError, match=r"splitting: cut into \S*conv2d\S+.* for 'llvm .*; .* than unsplit: output"):
-        check_agreement(FaultyCuts("splitting", libraries, lambda _: None), two_devices)
+def test_a_cut_that_computes_something_else_is_refused(two_devices: Pair) -> None:
+    libraries = [replace(library, folder=None) for library in layers(two_devices, 5).libraries.values()]
+    with pytest.raises(ModelError, match=r"layers: cut into \S*conv2d\S+.* for 'llvm .*; .* than unsplit: output"):
+        check_agreement(FaultyCuts("layers", libraries, lambda _: None), two_devices)

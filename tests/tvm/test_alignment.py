@@ -15,7 +15,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.examples import examples
-from tests.support.networks import Weights, as_model, image
+from tests.support.networks import Weights, as_model, image, module_of
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.tvm.test_numbering import conv, conv_and_add, read, written
 from tvm_pipeline.core.graph import Tensor
@@ -53,7 +53,7 @@ def close(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["splitting", "mobile", "int8"])
+@pytest.mark.parametrize("name", ["splitting", "int8"])
 def test_stages_on_alternating_targets_compute_the_same(name: str, compiled: Compiled, two_devices: Pair) -> None:
     model = compiled(name, *(device.target for device in two_devices))
     frame = random_frame(model.graph.inputs)
@@ -69,23 +69,8 @@ def test_stages_on_alternating_targets_compute_the_same(name: str, compiled: Com
     check()
 
 
-@pytest.mark.thorough
-def test_every_boundary_of_a_chain_of_operators(compiled: Compiled, two_devices: Pair) -> None:
-    model = compiled("mobile", *(device.target for device in two_devices))
-    frame = random_frame(model.graph.inputs)
-    wholes = unsplit(model, two_devices, frame)
-    names = [operator.name for operator in model.graph.operators]
-    layouts = set()
-    for k in range(1, len(names)):
-        close(model, [names[:k], names[k:]], two_devices, frame, wholes)
-        close(model, [names[:k], names[k:]], two_devices[::-1], frame, wholes)
-        pair = [model.cut(names[:k], device).outputs[-1].layout for device in two_devices]
-        layouts.add(tuple(pair))
-    assert any(one != other for one, other in layouts), "the targets wanted the same layouts: nothing was tested"
-
-
-# What takes away, joins or moves axes of a blocked tensor, each behind a convolution that all of them read.
-AXES: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
+# What takes away, joins or moves axes of a blocked tensor, and other convolutions, behind one that all of them read.
+READERS: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
     "mean over rows": lambda w, x: relay.exp(relay.mean(x, axis=2)),
     "mean over the batch": lambda w, x: relay.nn.softmax(relay.mean(x, axis=0)),
     "mean over channels": lambda w, x: w.conv(relay.multiply(x, relay.mean(x, axis=1, keepdims=True)), 8),
@@ -98,32 +83,33 @@ AXES: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
     "rows to channels": lambda w, x: relay.nn.softmax(relay.transpose(relay.sigmoid(x), (0, 2, 1, 3))),
     "part of the channels": lambda w, x: w.conv(relay.strided_slice(x, [0, 2, 1, 1], [1, 10, 8, 7]), 8),
     "space to depth": lambda w, x: w.conv(relay.nn.space_to_depth(x, 2), 8),
+    "depthwise": lambda w, x: w.conv(x, 16, groups=16),
+    "grouped": lambda w, x: w.conv(x, 16, strides=(2, 2), groups=4),
+    "transposed": lambda w, x: relay.nn.conv2d_transpose(
+        x, w(16, 8, 2, 2), channels=8, kernel_size=(2, 2), strides=(2, 2), data_layout="NCHW"
+    ),
 }
 
 
 @pytest.mark.thorough
-def test_blocked_tensors_whose_axes_change(two_devices: Pair) -> None:
+def test_every_boundary_between_blocked_tensors_and_their_readers(two_devices: Pair) -> None:
     weights = Weights()
     blocked = relay.abs(weights.conv(image(extent=8), 16))
-    body = relay.Tuple([change(weights, blocked) for change in AXES.values()])
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    described = as_model(
+        "readers", module_of(relay.Tuple([r(weights, blocked) for r in READERS.values()])), weights.params
+    )
     targets = [device.target for device in two_devices]
-    model = RelayModel.compile(as_model("axes", mod, weights.params), targets, lambda _: None)
+    model, swapped = (RelayModel.compile(described, order, lambda _: None) for order in (targets, targets[::-1]))
+    for one, other in zip(model.graph.operators, swapped.graph.operators, strict=True):
+        assert (one.outputs, one.inputs) == (other.outputs, other.inputs)
     frame = random_frame(model.graph.inputs)
     wholes = unsplit(model, two_devices, frame)
-    names = [operator.name for operator in model.graph.operators]
+    names, layouts = [operator.name for operator in model.graph.operators], set()
     for k in range(1, len(names)):
         close(model, [names[:k], names[k:]], two_devices, frame, wholes)
         close(model, [names[:k], names[k:]], two_devices[::-1], frame, wholes)
-
-
-@pytest.mark.thorough
-def test_sizes_are_the_same_whatever_the_target(compiled: Compiled, two_devices: Pair) -> None:
-    first, second = (device.target for device in two_devices)
-    both, swapped = compiled("mobile", first, second).graph, compiled("mobile", second, first).graph
-    for one, other in zip(both.operators, swapped.operators, strict=True):
-        assert one.outputs == other.outputs
-        assert one.inputs == other.inputs
+        layouts.add(tuple(model.cut(names[:k], device).outputs[-1].layout for device in two_devices))
+    assert any(one != other for one, other in layouts), "the targets wanted the same layouts: nothing was tested"
 
 
 def test_targets_that_compile_to_other_operators_are_refused() -> None:
