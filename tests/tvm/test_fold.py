@@ -257,10 +257,10 @@ def test_blocking_a_layout_and_back_is_the_identity(plain: list[str], blocked: l
 def test_deep_graph() -> None:
     half = relay.const(np.float32(0.5))
     constant, mixed = half, X
-    for _ in range(1500):  # deeper than Python recurses
+    for _ in range(1100):  # deeper than Python recurses
         constant, mixed = relay.add(constant, half), relay.add(mixed, half)
     body = FoldConstantFast()(module(relay.add(mixed, constant)))["main"].body
-    assert body.args[1].data.numpy() == 750.5
+    assert body.args[1].data.numpy() == 550.5
 
 
 def test_in_a_sequence_of_passes() -> None:
@@ -270,17 +270,6 @@ def test_in_a_sequence_of_passes() -> None:
         fused = tvm.transform.Sequential(passes)(mod)["main"].body
     assert isinstance(fused.op, relay.Function)
     assert isinstance(fused.op.body.op, tvm.ir.Op)
-
-
-def float_network() -> relay.Expr:
-    x = relay.var("x", shape=(1, 3, 16, 16), dtype="float32")
-    for i, channels in enumerate((8, 16)):
-        kernel = const(channels, relay.transform.InferTypeLocal(x).shape[1].value, 3, 3)
-        x = relay.nn.conv2d(x, kernel, padding=(1, 1), channels=channels, kernel_size=(3, 3))
-        statistics = [const(channels, positive=True) for _ in range(4)]
-        x = relay.nn.relu(relay.nn.batch_norm(x, *statistics)[0])
-        x = relay.nn.max_pool2d(x, (2, 2), (2, 2)) if i == 0 else relay.nn.global_avg_pool2d(x)
-    return relay.nn.softmax(relay.nn.dense(relay.nn.batch_flatten(x), const(10, 16)))
 
 
 def int8_network() -> relay.Expr:
@@ -302,11 +291,9 @@ def run(library: Any) -> np.ndarray:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("network", [float_network, int8_network])
-def test_a_network_built_both_ways_gives_the_same_outputs(
-    network: Callable[[], relay.Expr], relay_must_not_fold: Callable[[], None]
-) -> None:
-    mod = module(network())
+def test_a_network_built_both_ways_gives_the_same_outputs(relay_must_not_fold: Callable[[], None]) -> None:
+    """Of bytes; `test_slicing.py` compares one of floats with what Relay has folded."""
+    mod = module(int8_network())
     with tvm.transform.PassContext(opt_level=3):
         expected = run(relay.build(mod, TARGET))
     before = mod.astext()  # not earlier: QNN's legalization writes defaults into the attributes it is given

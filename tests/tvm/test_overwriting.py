@@ -89,7 +89,7 @@ RESIDUALS = [  # the operators of each kernel, and which of the tensors that it 
 def bytes_chain(w: Weights) -> relay.Expr:
     """Return a quantised network in which a convolution is added to another."""
     a = quantised(w, relay.var("data", shape=(1, 32, 5, 6), dtype="uint8"), 1)
-    b = quantised(w, a, 1)
+    b = relay.nn.max_pool2d(a, (3, 3), (1, 1), padding=(1, 1))
     scales = [relay.const(value, dtype) for value, dtype in SCALES * 3]
     return relay.qnn.add(quantised(w, b, 3), a, *scales)
 

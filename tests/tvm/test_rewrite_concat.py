@@ -237,13 +237,13 @@ def test_expected_module_of_fewer_bytes(name: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("names", [("convolution", "depthwise"), ("channels last",), ("int8", "int8 depthwise")])
+@pytest.mark.parametrize("names", [("channels last",), ("int8", "int8 depthwise")])
 def test_equal_outputs(names: tuple[str, ...]) -> None:
-    """Bit for bit but for sums of floats."""
+    """Bit for bit but for sums of floats; `test_relay_rewriting.py` compares "convolution" with onnxruntime."""
     befores = [CASES[name][0] for name in names]
     found = outputs(*befores, *map(RewriteConcat(), befores))
     for name, before, after in zip(names, found, found[len(names) :], strict=False):
-        exact = name.endswith("depthwise") or name == "int8"
+        exact = name.startswith("int8")
         np.testing.assert_allclose(after, before, rtol=0, atol=0 if exact else 5e-6)
 
 
