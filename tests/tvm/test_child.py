@@ -142,14 +142,6 @@ def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path, monke
     assert started[-1] == 1
 
 
-@pytest.mark.thorough
-def test_what_the_child_warns_of_is_in_this_log(caplog: pytest.LogCaptureFixture) -> None:
-    dense = 'nn.dense(cast(%x, dtype="uint8"), cast(%w, dtype="int8"), units=16, out_dtype="int32")'
-    parameters = "%x: Tensor[(4, 64), uint8], %w: Tensor[(16, 64), int8]"
-    build_library(text_model(dense, parameters), "llvm -mcpu=graniterapids")
-    assert [record.name for record in caplog.records if "AMX" in record.getMessage()] == ["tvm_pipeline.tvm.relay.int8"]
-
-
 def build_all(targets: list[str]) -> list[Library]:
     return RelayModel.build(text_model("tanh(%x)"), targets, "", {}, tuned=False, processor="")
 
