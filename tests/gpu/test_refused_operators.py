@@ -19,7 +19,7 @@ import tvm
 from tvm import relay
 
 from tests.support.fake_backend import make_plan
-from tests.support.networks import Weights, as_model, image
+from tests.support.networks import Weights, as_model, image, module_of
 from tests.support.software_cuda import SoftwareCuda
 from tests.support.stages import random_frame
 from tvm_pipeline import Bundle, Pipeline, Plan, Problem, open_bundle, planning, profile_model, write_bundle
@@ -208,12 +208,11 @@ def test_operators_that_differ_are_refused_whatever_the_order(
 
 
 @pytest.mark.thorough
-def test_without_a_cpu_a_difference_is_an_error(
-    compiled: Callable[..., RelayModel], branching: RelayModel, cpu: Device, gpu: Device
-) -> None:
-    other = replace(gpu, name="other", target="cuda -arch=sm_72 -max_num_threads=128")
-    model = compiled("branching", cpu.target, gpu.target, other.target)
-    [first, *_] = convolutions(model)
+def test_without_a_cpu_a_difference_is_an_error(cpu: Device, gpu: Device) -> None:
+    other, weights = replace(gpu, name="other", target="cuda -arch=sm_72 -max_num_threads=128"), Weights()
+    described = as_model("layer", module_of(weights.conv(image(extent=8), 8)), weights.params)
+    model = RelayModel.compile(described, [gpu.target, other.target], bind, host=cpu.target)
+    [first] = convolutions(model)
     with pytest.raises(ModelError, match=r"computes something else for 'cuda .* than for 'cuda .*128"):
         check_agreement(spoilt(model, gpu, [first], gpu_first=True), [gpu, other])
 
