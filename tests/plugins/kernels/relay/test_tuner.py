@@ -126,9 +126,17 @@ def test_better_tiles_than_those_of_a_poor_rule_are_found_where_a_guide_says_and
 
 
 @pytest.mark.thorough
-def test_what_was_searched_is_not_searched_again_and_what_does_not_win_is_dropped() -> None:
-    """A search that was killed has left records that no race has proven; here large kernels have the slowest tiles."""
+def test_without_time_nothing_is_measured_and_what_was_searched_is_not_searched_again(own_cache: Path) -> None:
+    """A search that was killed has left records that no race has proven; here large kernels have the slowest tiles.
+
+    What does not win is dropped.
+    """
     model = network()
+    for seconds, says in ((0, "no time"), (1e-3, "the time was over")):  # too little to compare
+        report = tuned(model, seconds)
+        assert (report.kernels, report.tuned, report.measured, report.candidates) == (3, 0, 0, 0)
+        assert says in report.stopped
+    assert not (own_cache / "tuning").exists()
     library = build_library(model, TARGET)
     for workload in set(library.tuning.workloads.values()):
         choices = possible_choices(workload, LANES)
@@ -151,17 +159,6 @@ def test_a_kernel_wins_if_it_is_faster_in_every_comparison() -> None:
     tuned_ = Times(np.full(2, 4.0), {workload: (np.array(seconds[workload]), 1) for workload in workloads})
     assert winners(default, tuned_, workloads) == {steady}
     assert winners(default, tuned_, [noisy, equal]) == set()
-
-
-@pytest.mark.thorough
-def test_without_time_nothing_is_measured(own_cache: Path) -> None:
-    report = tuned(network(), 0)
-    assert (report.kernels, report.tuned, report.measured, report.candidates) == (3, 0, 0, 0)
-    assert "no time" in report.stopped
-    report = tuned(network(), 1e-3)  # too little to compare
-    assert (report.measured, report.candidates) == (0, 0)
-    assert "the time was over" in report.stopped
-    assert not (own_cache / "tuning").exists()
 
 
 @pytest.mark.thorough
