@@ -35,6 +35,8 @@ from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, unmeasured
 from tvm_pipeline.errors import NoPlanError, OptionError
+from tvm_pipeline.planning import large_graphs
+from tvm_pipeline.planning.local import local_search
 from tvm_pipeline.planning.local.bounds import lower_bound
 from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
 from tvm_pipeline.planning.registry import OWN
@@ -179,8 +181,10 @@ def kinds() -> dict[str, Callable[[Objective], Problem]]:
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("kind", kinds())
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [*(("listed", objective) for objective in OBJECTIVES), *((kind, OBJECTIVES[0]) for kind in list(kinds())[1:])],
+)
 def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
     made = 0
     for scheduler in (planning.BEST,) if kind == "too many" else (planning.BEST, *TAKING_ANY):
@@ -203,11 +207,15 @@ def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
 
 
 @pytest.mark.thorough
-def test_local_search_and_a_bound_take_the_place_of_a_list_of_downsets() -> None:
-    problem = on_corals(generators.nasnet(1), 4, stages=4, time_limit_s=3.0)
-    planning.plan(replace(problem, time_limit_s=0.1))  # the first plan compiles the loops, which takes of its time
+def test_local_search_and_a_bound_take_the_place_of_a_list_of_downsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local search tries a number of moves here, and nothing else takes time: a busy machine changes nothing."""
+    monkeypatch.setattr(large_graphs, "REFINED_S", 0.0)
+    monkeypatch.setattr(large_graphs, "MOST_LITERALS", 0)  # of CP-SAT
+    monkeypatch.setattr(local_search, "MOVES", 1000)
+    monkeypatch.setattr(local_search, "MOVES_OF_OPERATOR", 0)
+    problem = on_corals(generators.random_dag(random.Random(0), 40, reach=20), 4, stages=4)
     by_order, plan = planning.plan(problem, "chain").plan, planning.plan(problem).plan
-    assert plan.scheduler in ("cuts", "local-search", "cp-sat")
+    assert plan.scheduler in ("cuts", "local-search")
     assert plan.value is not None
     assert by_order.value is not None
     assert plan.gap is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least
 from tests.support.examples import examples
-from tests.support.generators import nasnet, random_dag
+from tests.support.generators import random_dag
 from tests.support.graphs import (
     BY_EDGES,
     LEXICOGRAPHIC,
@@ -39,7 +39,8 @@ from tvm_pipeline.planning.local.local_search import local_search
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 IDLE = replace(EVERYTHING, locks=True, idle=True, unstated=True)
-NASNET = nasnet(1, fused=True)
+# The best plans of it cut through branches: 1.45 times as fast as the best cut along its order.
+TANGLED = random_dag(random.Random(0), 40, reach=20)
 
 
 def tpus(count: int, **options: Any) -> Platform:
@@ -75,7 +76,7 @@ def assert_as_good(problem: Problem) -> None:
 
 @pytest.mark.thorough
 @given(data=st.data(), together=st.booleans(), by_edges=st.booleans())
-@examples(25)
+@examples(12)
 def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool, by_edges: bool) -> None:
     objectives = BY_EDGES if by_edges else LEXICOGRAPHIC
     assert_as_good(data.draw(lexicographic_problems(objectives, operators=(2, 6), children_together=together)))
@@ -84,7 +85,7 @@ def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool, b
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("objective", TIMED)
 @given(data=st.data(), chance=randoms(), traits=st.sampled_from([Traits(), EVERYTHING, IDLE]))
-@examples(25)
+@examples(10)
 def test_seconds_and_joules_are_the_best_of_all_plans(
     objective: Any, data: st.DataObject, chance: random.Random, traits: Traits
 ) -> None:
@@ -123,18 +124,18 @@ def test_the_figures_of_the_moves_are_those_of_the_judge(
 
 @pytest.mark.thorough
 def test_a_seed_and_a_number_of_moves_give_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = of(NASNET, tpus(4), stages=4)
-    first = local_search(problem, moves=5000, seed=3)
+    monkeypatch.setattr(module, "reaching", lambda _: None)  # all seeds begin with its plan
+    problem = of(random_dag(random.Random(0), 80, reach=20), tpus(4), stages=4)
+    first = local_search(problem, moves=1000, seed=3)
     monkeypatch.setattr(module, "CHUNK", 333)  # the time is looked at more often
-    assert local_search(problem, moves=5000, seed=3) == first
-    assert local_search(problem, moves=5000, seed=4) != first
+    assert local_search(problem, moves=1000, seed=3) == first
+    assert local_search(problem, moves=1000, seed=4) != first
 
 
 @pytest.mark.thorough
 def test_moves_improve_a_plan_that_no_order_of_the_graph_has() -> None:
-    """Where the downsets of a cell are many, the best plan cuts through its branches."""
-    problem = of(NASNET, tpus(4), stages=4)
-    chain, found = plan(problem, "chain").plan, local_search(problem, moves=100_000)
+    problem = of(TANGLED, tpus(4), stages=4)
+    chain, found = plan(problem, "chain").plan, local_search(problem, moves=10_000)
     assert found.value is not None
     assert chain.value is not None
     assert found.value[0] > 1.02 * chain.value[0]
@@ -153,9 +154,9 @@ def test_a_plan_is_never_worse_than_its_hint(problem: Problem, chance: random.Ra
 
 @pytest.mark.thorough
 def test_without_time_the_start_or_the_hint_is_the_plan() -> None:
-    problem = of(NASNET, tpus(4), stages=4, time_limit_s=0.0)
+    problem = of(TANGLED, tpus(4), stages=4, time_limit_s=0.0)
     assert len(local_search(problem).stages) == 4
-    hint = local_search(replace(problem, time_limit_s=None), moves=30_000).stages
+    hint = local_search(replace(problem, time_limit_s=None), moves=2000).stages
     assert local_search(problem, hint).stages == hint
 
 
@@ -171,7 +172,7 @@ def test_unequal_devices_and_links_are_used_as_they_are() -> None:
         for b in devices
         if a != b
     )
-    found = local_search(of(NASNET, Platform("box", devices, links), stages=2), moves=20_000)
+    found = local_search(of(TANGLED, Platform("box", devices, links), stages=2), moves=20_000)
     assert found.devices == ("d3", "d1")
 
 
@@ -200,7 +201,7 @@ def test_joined_readers_do_not_change_which_operators_are_cut_anew() -> None:
 
 @pytest.mark.thorough
 def test_the_scheduler_is_found_by_name_and_counts_limits() -> None:
-    problem = of(NASNET, tpus(3), objective="throughput", time_limit_s=0.3)
+    problem = of(TANGLED, tpus(3), objective="throughput", time_limit_s=0.3)
     free = plan(problem, "local-search")
     assert (free.plan.scheduler, len(free.plan.stages)) == ("local-search", 3)
     assert free.plan.predicted.latency_s is not None
@@ -215,18 +216,18 @@ def test_the_scheduler_is_found_by_name_and_counts_limits() -> None:
 
 def test_more_stages_than_devices_are_impossible() -> None:
     with pytest.raises(InfeasibleError, match="7 stages are asked for, and at most 4 devices of platform tpus"):
-        local_search(of(NASNET, tpus(4), stages=7))
+        local_search(of(TANGLED, tpus(4), stages=7))
 
 
 def test_where_no_plan_is_found_the_message_says_that_one_may_exist() -> None:
     with pytest.raises(NoPlanError, match=r"local-search found no plan of .* one may exist"):
-        local_search(of(NASNET, tpus(2, memory_bytes=1000), activations=False), moves=500)
+        local_search(of(TANGLED, tpus(2, memory_bytes=1000), activations=False), moves=500)
 
 
 @pytest.mark.thorough
 def test_graphs_of_one_operator_and_of_hundreds() -> None:
     single = random_dag(random.Random(0), 1)
     assert len(local_search(of(single, tpus(3)), moves=10).stages) == 1
-    graph = random_dag(random.Random(0), 300)
-    found = local_search(of(graph, tpus(2), stages=2), moves=2000)
-    assert sum(len(stage.operators) for stage in found.stages) == 300
+    graph = random_dag(random.Random(0), 200)
+    found = local_search(of(graph, tpus(2), stages=2), moves=500)
+    assert sum(len(stage.operators) for stage in found.stages) == 200
