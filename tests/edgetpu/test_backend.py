@@ -78,18 +78,18 @@ def assert_as_the_whole(results: Any, content: bytes, frames: list[dict[str, np.
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_stand_ins_keep_the_contract(seed):
     check_backend(backend, Model("net", "tflite", random_network(seed, operators=12)), tpus("usb:0", "cpu").devices)
 
 
 @pytest.mark.thorough
 def test_devices_keep_the_contract(plug, install_compiler, monkeypatch):
-    """A process compiles each stage, which takes long; so few cuts are tried here, and more of them with stand-ins."""
-    monkeypatch.setattr(cut_cases, "MOST_CUTS", 3)
+    """A process compiles each stage, which takes long; so one cut is tried here, and more of them with stand-ins."""
+    monkeypatch.setattr(cut_cases, "MOST_CUTS", 1)
     plug("usb:0,usb:1")
     install_compiler()
-    check_backend(backend, Model("net", "tflite", NETWORK), TWO.devices)
+    check_backend(backend, Model("net", "tflite", random_network(4, operators=6)), TWO.devices)
 
 
 @pytest.mark.parametrize(
