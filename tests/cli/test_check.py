@@ -44,7 +44,7 @@ def checked(cli, tmp_path, monkeypatch) -> Iterator[Callable[..., tuple[int, Rep
         file = tmp_path / "machine.toml"
         lines = [
             f"[[device]]\nname = '{backend}{core}'\nbackend = '{backend}'\ntarget = '{target}'\n"
-            + (f"cores = [{core}]\n" if backend in ("host", "faulty", "onnxruntime") else "")
+            + (f"cores = [{core}]\n" if backend in ("host", "faulty", "onnxruntime", "openvino") else "")
             for core, (backend, target) in enumerate(devices)
         ]
         file.write_text("name = 'test'\n" + "".join(lines))
@@ -105,38 +105,55 @@ def test_devices_that_the_pipeline_does_not_use_are_named():
     assert pipeline.told.endswith(", same (core has its cores)")
 
 
+@pytest.fixture
+def only(in_this_process, monkeypatch) -> Callable[..., None]:
+    """Of the claims about a device tries those that are named, and no pipeline, unless that is named."""
+
+    def choose(*names: str) -> None:
+        monkeypatch.setattr(
+            check, "ON_DEVICE", {name: check.ON_DEVICE[name] for name in names if name in check.ON_DEVICE}
+        )
+        if "pipeline" not in names:
+            monkeypatch.setattr(check, "_pipeline_claims", lambda _: iter(()))
+
+    return choose
+
+
+@pytest.mark.needs("openvino")
+@pytest.mark.thorough
+def test_the_pipeline_passes_on_engines_beside_each_other(checked, only):
+    only("pipeline")
+    code, report = checked(("onnxruntime", "cpu"), ("openvino", ""))
+    assert (code, failed(report)) == (0, {})
+    assert " | " in report["machine", "pipeline"]["told"]
+
+
 @pytest.mark.needs("tflite")
 @pytest.mark.needs("ai_edge_litert")
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_this_process")
-def test_it_passes_on_engines_beside_each_other(checked):
-    """The kernels of TFLite stand in for an Edge TPU, which only the option accepts."""
-    tpu = "edgetpu", "cpu"
-    code, report = checked(tpu, ("host", ""), options=("--stand-ins",))
-    assert (code, failed(report)) == (0, {})
-    assert " | " in report["machine", "pipeline"]["told"]
-    code, report = checked(tpu)
+def test_only_the_option_accepts_kernels_of_tflite_in_place_of_an_edge_tpu(checked):
+    code, report = checked(("edgetpu", "cpu"))
     assert code == 1
     assert "TFLite's CPU kernels (its target asks for them) stands in" in failed(report)["edgetpu0", "detection"]
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("software_cuda", "in_this_process")
-def test_it_passes_on_a_cuda_device_of_software(checked):
-    code, report = checked(("gpu", "cuda"), ("host", ""), options=("--stand-ins",))
+@pytest.mark.usefixtures("software_cuda")
+def test_transfers_of_a_cuda_device_have_rates(checked, only):
+    only("transfers")
+    code, report = checked(("gpu", "cuda"), options=("--stand-ins",))
     assert (code, failed(report)) == (0, {})
-    assert states(report, "gpu0") == ALL
     assert report["gpu0", "transfers"]["figures"]["received_bytes_per_s"] > 0
 
 
 @pytest.mark.needs("PoCL")
 @pytest.mark.thorough
-@pytest.mark.usefixtures("in_this_process")
-def test_it_passes_on_pocl(checked):
-    """It is software, and copies nothing, so that a rate of copies would mean nothing."""
+def test_pocl_copies_nothing(checked, only):
+    """It is software, which only the option accepts, and a rate of copies would mean nothing."""
+    only("transfers")
     code, report = checked(("gpu", "opencl"), options=("--stand-ins",))
     assert (code, failed(report)) == (0, {})
-    assert states(report, "gpu0") == ALL
     assert report["gpu0", "transfers"]["told"].endswith("computes in the host's memory: nothing is copied")
     assert report["gpu0", "transfers"]["figures"] == {}
     code, report = checked(("gpu", "opencl"))
@@ -164,13 +181,14 @@ def plugged(tmp_path, monkeypatch) -> Callable[..., None]:
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("in_this_process")
-def test_it_passes_on_a_fake_edge_tpu(checked, plugged):
+def test_it_passes_on_a_fake_edge_tpu(checked, plugged, only):
+    """`edgetpu/test_backend.py` cuts models on it."""
+    only("operator", "transfers", "pipeline")
     plugged()
     preload_libedgetpu()
     code, report = checked(("edgetpu", "usb:0"))
     assert (code, failed(report)) == (0, {})
-    assert states(report, "edgetpu0") == ALL
+    assert states(report, "edgetpu0") == dict.fromkeys(("detection", "operator", "transfers"), "passed")
 
 
 @pytest.mark.thorough
@@ -223,7 +241,9 @@ def test_a_fault_of_a_device_is_named(checked, monkeypatch, request, fault, clai
 
 
 @pytest.mark.thorough
-def test_a_device_that_is_pulled_out_costs_no_frame(checked):
+def test_a_device_that_is_pulled_out_costs_no_frame(checked, monkeypatch):
+    of_children = check._answers
+    monkeypatch.setattr(check, "_answers", lambda order, of: () if order.device else of_children(order, of))
     code, report = checked(("faulty", "none"), ("faulty", "unplugged"), options=("--pull",))
     assert (code, failed(report)) == (0, {})
     assert report["machine", "pulled device"]["state"] == "passed"
@@ -231,8 +251,8 @@ def test_a_device_that_is_pulled_out_costs_no_frame(checked):
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("in_this_process")
-def test_where_nobody_pulls_a_device_out_that_is_not_tried(checked):
+def test_where_nobody_pulls_a_device_out_that_is_not_tried(checked, only):
+    only("pipeline")
     code, report = checked(("faulty", "none"), options=("--pull",))
     assert code == 0
     assert report["machine", "pulled device"]["told"] == "no device was pulled out"
