@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from tests.support.onnx_models import write_picture_net
+from tests.support.onnx_models import write_pooling_net
 from tests.support.parts import needs
 
 NAMESPACE = ["unshare", "--mount", "--net"]
@@ -74,7 +74,7 @@ def test_compile_bench_and_run_send_nothing(tmp_path):
     engines = {"host": "tvm", "onnxruntime": "onnxruntime", "openvino": "openvino"}
     for package in engines.values():
         needs(package)
-    write_picture_net(tmp_path / "net.onnx")
+    write_pooling_net(tmp_path / "net.onnx")
     devices = (f'[[device]]\nname = "by-{engine}"\nbackend = "{engine}"\ncores = [0]\n' for engine in engines)
     (tmp_path / "p.toml").write_text('name = "p"\n' + "".join(devices))
     needs("tvm_pipeline_video")

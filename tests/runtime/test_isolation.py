@@ -181,26 +181,26 @@ def test_a_process_goes_when_its_stage_is_closed() -> None:
 
 
 @pytest.mark.thorough
-def test_processes_that_die_again_and_again_cost_no_frame(tmp_path: Path) -> None:
-    """Segmentation faults in the middle of frames of either device, and then a kill from outside."""
-    model, platform = chain(2, op0=AddOne(tmp_path, at=(40, 90))), fake_platform("d0", "d1")
+def test_processes_that_die_again_cost_no_frame(tmp_path: Path) -> None:
+    """A segmentation fault in the middle of a frame, and then a kill from outside."""
+    model, platform = chain(2, op0=AddOne(tmp_path, at=(40,))), fake_platform("d0", "d1")
     problem = problem_of(model, platform)
     plan, seen, killed = whole(problem, "d0", "d1"), 0, False
     with (
         isolated(model, platform, plan.stages) as compiled,
         LivePipeline(compiled, problem, plan, cool_down_s=0.05) as pipeline,
     ):
-        frames = itertools.takewhile(lambda _: len(failures(pipeline)) < 3, numbers(1_000_000))
+        frames = itertools.takewhile(lambda _: len(failures(pipeline)) < 2, numbers(1_000_000))
         for result in pipeline.map(frames):
             assert (result.frame, int(result.outputs["y"][0])) == (seen, seen + 2)
             seen += 1
             time.sleep(1e-3)  # the processes that start need the cores
-            if not killed and len(failures(pipeline)) == 2 and len(pipeline.plan.devices) == len(children()) == 2:
+            if not killed and len(failures(pipeline)) == 1 and len(pipeline.plan.devices) == len(children()) == 2:
                 os.kill(min(children()), signal.SIGKILL)
                 killed = True
-    assert seen == pipeline.frames > 90
+    assert seen == pipeline.frames > 40
     assert [("SIGSEGV" in reason, "SIGKILL" in reason) for reason in failures(pipeline)] == [
-        *[(True, False)] * 2,
+        (True, False),
         (False, True),
     ]
     assert "return" in {event.kind for event in pipeline.events}

@@ -30,6 +30,19 @@ def onnx_bytes(
     return model.SerializeToString()
 
 
+def write_pooling_net(path: Path) -> Path:
+    """Write the least net that can be cut: a convolution of an 8 x 8 picture, and a pool."""
+    from onnx import helper
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("MaxPool", ["a"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    path.write_bytes(onnx_bytes(nodes, {"w": weights}, shape=(1, 3, 8, 8)))
+    return path
+
+
 def write_picture_net(path: Path, *, batch: int | str = 1, seed: int = 0) -> Path:
     """Write a net for a 32 x 32 picture: three convolutions, one of them on a branch that joins again, ten scores."""
     from onnx import TensorProto, checker, helper, numpy_helper, save

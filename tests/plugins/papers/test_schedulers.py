@@ -58,10 +58,7 @@ def test_a_plan_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
 
 # predpar asks its network for each segment, 6 seconds in plain Python; test_predpar.py has a small network for it.
 @pytest.mark.quick_cases(2)
-@pytest.mark.parametrize(
-    "scheduler",
-    [pytest.param(name, marks=pytest.mark.thorough) if name == "predpar" else name for name in PREDICTING],
-)
+@pytest.mark.parametrize("scheduler", [name for name in PREDICTING if name != "predpar"])
 def test_each_plans_a_published_network_on_edge_tpus(published: tuple[Problem, float], scheduler: str) -> None:
     problem, best = published
     found = plan(problem, scheduler).plan

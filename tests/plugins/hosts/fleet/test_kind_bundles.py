@@ -20,7 +20,7 @@ needs("tvm")
 needs("onnx")
 
 from tests.plugins.hosts.remote.conftest import serving_board
-from tests.support.onnx_models import write_picture_net
+from tests.support.onnx_models import write_pooling_net
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, PipelineError, RunError
 from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
@@ -113,10 +113,9 @@ class HostOf:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    write_picture_net(tmp_path / "net.onnx")
+def hosts(tmp_path: Path, own_cache: Path) -> Iterator[Hosts]:
+    write_pooling_net(tmp_path / "net.onnx")
     (tmp_path / "fleet.toml").write_text(FLEET)
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
     with serving_board(tmp_path / "board", serving.SESSION) as server, Board.connect(str(server.address)) as board:
         yield Hosts(board)
 

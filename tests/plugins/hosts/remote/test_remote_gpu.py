@@ -15,7 +15,7 @@ needs("onnx")
 
 from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.conftest import serving_board
-from tests.support.onnx_models import write_picture_net
+from tests.support.onnx_models import write_pooling_net
 from tvm_pipeline import open_bundle
 from tvm_pipeline.backends.registry import find_backend, settle_platform
 from tvm_pipeline.core.platform import Device, Platform
@@ -64,7 +64,7 @@ def gpu() -> str:
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_picture_net(tmp_path_factory.mktemp("model") / "net.onnx")
+    return write_pooling_net(tmp_path_factory.mktemp("model") / "net.onnx")
 
 
 @pytest.fixture

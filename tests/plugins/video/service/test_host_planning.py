@@ -62,7 +62,7 @@ def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, c
 
 @pytest.mark.thorough
 def test_candidates_run_side_by_side_on_the_source(cli, bundle):
-    outcome = cli("run", bundle, "--source", FILM, "--verify", 0.5)
+    outcome = cli("run", bundle, "--source", FILM, "--verify", 0.2)
     assert outcome.code == 0, outcome.err
     assert "plan: " in outcome.err
     assert "measure" in outcome.err  # what it measured; or, on a machine that is very busy, that there was no time
@@ -112,10 +112,10 @@ def test_a_rate_makes_latency_the_objective(cli, bundle):
 
 @pytest.mark.thorough
 def test_a_deadline_is_kept_or_what_would_be_kept_is_told(cli, bundle):
-    rate = ("--rate", 20, "--miss", 0.01)  # the rarer a miss may be, the more frames are simulated
+    rate = ("--rate", 20, "--miss", 0.1)  # the rarer a miss may be, the more frames are simulated
     outcome = cli("run", bundle, "--source", FILM, *rate, "--deadline", "2s", "--adapt", "off", "--json")
     assert "no candidate keeps" not in outcome.err
-    assert outcome.json["deadline"] == {"seconds": 2.0, "miss_share": 0.01, "rate_fps": 20.0}
+    assert outcome.json["deadline"] == {"seconds": 2.0, "miss_share": 0.1, "rate_fps": 20.0}
     assert outcome.json["late_share"] == 0
     assert outcome.json["predicted"]["latency_p99_s"] >= outcome.json["predicted"]["latency_p50_s"] > 0
     outcome = cli("run", bundle, "--source", FILM, *rate, "--deadline", "0.001ms")
@@ -177,7 +177,7 @@ def test_a_bundle_of_a_whole_application_is_shown_like_any_other(cli, model, tmp
     shown = cli("show", app, "-o", tmp_path / "shown", "--format", "svg", "--json").json
     assert [picture.rpartition("/")[2] for picture in shown["pictures"]] == ["gantt.svg", "graph.svg", "frame.svg"]
     assert "prepare" in (tmp_path / "shown" / "frame.svg").read_text()
-    (first, *_) = cli("bench", app, "--seconds", 0.1, "--rounds", 1, "--json").json["candidates"]
+    (first, *_) = cli("bench", app, "--seconds", 0.02, "--rounds", 1, "--json").json["candidates"]
     assert set(operators(first)) == set(names)
     assert first["measured"]["throughput_fps"] > 0
     refused = cli("plan", app, "--verify", 2)

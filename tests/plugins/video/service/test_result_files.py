@@ -131,14 +131,14 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
 
     def kill() -> None:
         try:
-            assert wait_for(lambda: total() > 60)
+            assert wait_for(lambda: total() > 30)
             (worker,) = workers()
             os.kill(worker, signal.SIGKILL)
             assert wait_for(lambda: worker not in workers())
             kills.append(segment_numbers(lines)[-1])
             with segment_path(lines, kills[-1]).open("ab") as file:  # as a power failure may leave it
                 file.write(b'{"frame": ')
-            assert wait_for(lambda: total() > 120)
+            assert wait_for(lambda: total() > 60)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -146,7 +146,7 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
     thread.start()
     outcome = cli(
         "run", bundle, "--source", "synthetic:64x48@30:5000", "--decoder", name, "--results", lines,
-        "--output", video, "--segment", 1.5, "--supervise",
+        "--output", video, "--segment", 0.8, "--supervise",
     )  # fmt: skip
     thread.join()
     assert outcome.code == 0, outcome.err

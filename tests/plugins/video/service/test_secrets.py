@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -83,11 +81,9 @@ def test_no_command_shows_it(address, cli, model, empty_cache, tmp_path, monkeyp
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", [f"rtsp://me:{SECRET}@{{}}/x", f"http://{{}}/x;pw={SECRET}"])
-def test_no_traceback_shows_it(path, bundle):
-    command = [sys.executable, "-c", "import tvm_pipeline_command as c; c.main()", "run", bundle, "--traceback"]
-    source = ("--source", path.format("127.0.0.1:9"), "--stall", "0.5", "--verify", "0")
-    done = subprocess.run([*command, *source], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "127.0.0.1" in done.stderr
-    assert SECRET not in done.stdout + done.stderr
+def test_no_traceback_shows_it(path, cli, bundle):
+    done = cli("--traceback", "run", bundle, "--source", path.format("127.0.0.1:9"), "--stall", "0.5", "--verify", "0")
+    assert done.code == 1
+    assert "Traceback" in done.err
+    assert "127.0.0.1" in done.err
+    assert SECRET not in done.out + done.err
