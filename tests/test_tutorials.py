@@ -28,6 +28,7 @@ INSTEAD = {
     "--classes person,bicycle": "--classes cat,dog",  # of the small model
     "--device gpu,cpu": "--device cpu",
     "--watch 9600": "--watch 0",
+    "service.toml --supervise": "service.toml --limit 3",  # tests/plugins/video/service/test_supervisor.py
     "--seconds 1 --rounds 2": "--seconds 0.1 --rounds 1",
     "cores = [0, 1, 2, 3]": "cores = [0]",
     'target = "GPU INFERENCE_PRECISION_HINT=f16"': 'target = "HETERO:CPU"',

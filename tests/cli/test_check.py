@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.support.parts import needs
@@ -15,17 +16,15 @@ from tests.support.parts import needs
 needs("onnxruntime")
 
 from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu, write_compiler
-from tests.gpu.conftest import _cuda_is_software, _faults_end, software_cuda, software_cuda_folder
 from tests.support.board_trees import TREES, write
 from tests.support.crashes import install
 from tests.support.guests import Lamp, guests
+from tvm_pipeline.backends.contract import Delegating
 from tvm_pipeline.cli import check
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.power import Found
 from tvm_pipeline.profiling.throttling import ThrottleWatch
 from tvm_pipeline.testing import cut_cases
-
-__all__ = ["_cuda_is_software", "_faults_end", "software_cuda", "software_cuda_folder"]
 
 MINUTES = 0.005
 Report = dict[tuple[str, str], dict]
@@ -138,13 +137,13 @@ def test_only_the_option_accepts_kernels_of_tflite_in_place_of_an_edge_tpu(check
     assert "TFLite's CPU kernels (its target asks for them) stands in" in failed(report)["edgetpu0", "detection"]
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("software_cuda")
-def test_transfers_of_a_cuda_device_have_rates(checked, only):
+def test_transfers_to_a_device_with_memory_of_its_own_have_rates(checked, only, monkeypatch):
     only("transfers")
-    code, report = checked(("gpu", "cuda"), options=("--stand-ins",))
+    seconds = np.broadcast_to([1e-6, 1e-2], (2, check.REPEATS, 2))
+    monkeypatch.setattr(Delegating, "time_transfers", lambda *_: seconds)
+    code, report = checked(("faulty", "none"))
     assert (code, failed(report)) == (0, {})
-    assert report["gpu0", "transfers"]["figures"]["received_bytes_per_s"] > 0
+    assert report["faulty0", "transfers"]["figures"]["received_bytes_per_s"] == pytest.approx(6.71e9, rel=0.01)
 
 
 @pytest.mark.needs("PoCL")

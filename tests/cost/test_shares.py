@@ -158,7 +158,7 @@ def shared_stages(rng: random.Random, problem: Problem) -> tuple[Stage, ...]:
 
 @pytest.mark.thorough
 @given(randoms())
-@examples(60)
+@examples(12)
 def test_simulated_runs_are_as_fast_as_predicted(rng: random.Random) -> None:
     """With the slots of a pipeline and without buses, within 2 %.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,19 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.conftest import serving_board
 from tests.support.onnx_models import write_pooling_net
-from tvm_pipeline import open_bundle
 from tvm_pipeline.backends.registry import find_backend, settle_platform
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.planning import plan as planned
 from tvm_pipeline.workflow.steps import compile_source
 from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_hosts.remote import serving
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
 from tvm_pipeline_hosts.remote.serving import BoardServer
-
-__all__ = ["cli"]
 
 BOTH = """
 name = "board"
@@ -82,17 +81,6 @@ def server(tmp_path: Path) -> Iterator[BoardServer]:
 
 
 @pytest.mark.thorough
-def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, server, tmp_path):
-    bundle, remote = tmp_path / "net.tar", ("--remote", server.address, "--platform", both)
-    outcome = cli("compile", net, "-o", bundle, "--stages", 2, "--verify", 0, *remote, "--json")
-    assert outcome.code == 0, outcome.err
-    assert sorted(line.split()[0] for line in outcome.json["compared"]) == ["cpu", "gpu"]
-    with open_bundle(bundle) as opened:  # the board is this machine
-        assert opened.profile.devices["gpu"].receive is not None
-        assert {device for stage in opened.plan.stages for device in stage.devices} == {"cpu", "gpu"}
-
-
-@pytest.mark.thorough
 def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, monkeypatch, tmp_path):
     """The board finds it when a model was compiled for it, and its profile has no times of it."""
     (tmp_path / "wrong.py").write_text(f"from tvm_pipeline_hosts.remote.session import serve\n{WRONG}")
@@ -106,7 +94,10 @@ def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, m
         assert len(left) == 1
         assert any(f"gpu of board {board.name}: 1 of " in line and left[0] in line for line in warned)
         profile = machine.profile(made.backend, made.compiled, made.platform, 2, False)
-    assert profile.devices["gpu"].seconds[left[0]] is None
+    assert profile.devices["gpu"].receive is not None
+    assert [name for name, seconds in profile.devices["gpu"].seconds.items() if seconds is None] == left
+    plan = planned(Problem(made.compiled.graph, made.platform, replace(profile, segments=()), stages=2)).plan
+    assert plan.devices == ("gpu", "cpu")
 
 
 @pytest.mark.thorough

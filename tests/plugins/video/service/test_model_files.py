@@ -128,15 +128,6 @@ def test_what_makes_a_kept_profile_doubtful_is_repeated(compiled, net):
 
 
 @pytest.mark.thorough
-def test_fresh_measures_a_model_again(compiled, net):
-    _, kept, *_ = compiled
-    heard = Heard()
-    with opened_model(net, Settings(fresh=True), heard) as (again, _):
-        assert again == kept
-    assert heard.lines[-1] == f"kept for the next run: {kept}"
-
-
-@pytest.mark.thorough
 def test_one_command_from_a_model_file_to_boxes(cli, net, tmp_path):
     lines = tmp_path / "found.jsonl"
     first = cli("run", net, "--source", FILM, "--results", lines, "--output", tmp_path / "out.mp4", "--adapt", "off")

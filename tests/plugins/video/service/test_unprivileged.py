@@ -108,5 +108,5 @@ def test_the_folders_of_the_unit_on_a_read_only_system(folder, bundle):
 @pytest.mark.thorough
 def test_a_full_cache_and_a_full_folder_for_temporary_files(folder, bundle):
     before = "".join(FULL.format(folder=folder, full=full) for full in ("cache", "tmp"))
-    said = run(folder, bundle, "--supervise", "--isolate", before=before, TVM_PIPELINE_CACHE=f"{folder}/cache")
+    said = run(folder, bundle, "--supervise", before=before, TVM_PIPELINE_CACHE=f"{folder}/cache")
     assert "is not kept for the next time" in said
