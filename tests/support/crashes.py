@@ -34,14 +34,6 @@ def segfault() -> None:
     ctypes.string_at(0)
 
 
-def aborts() -> None:
-    """Have a thread that is not Python's end the process, as a driver's does, while this one goes on."""
-    libc = ctypes.CDLL(None)
-    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.abort, None)
-    while True:
-        pass
-
-
 def leaves() -> None:
     os._exit(3)
 
@@ -54,7 +46,7 @@ def raises() -> None:
     raise ValueError("no such kernel")
 
 
-WAYS = {function.__name__: function for function in (segfault, aborts, hangs, leaves, raises)}
+WAYS = {function.__name__: function for function in (segfault, hangs, leaves, raises)}
 
 
 @dataclass(frozen=True)
