@@ -88,7 +88,7 @@ class Sizes:
     longest: int = LENGTHS[-1]  # in operators
 
 
-SHORT = Sizes(networks=10, steps=24, longest=LENGTHS[0])
+SHORT = Sizes(networks=7, segments=40, steps=12, longest=LENGTHS[0])
 Params = dict[str, Any]  # of JAX's arrays; a pytree
 
 
@@ -174,7 +174,7 @@ class Bucket:
 
     @property
     def at_once(self) -> int:
-        return min(BATCH, BATCH_NODES // self.batch.present.shape[1])
+        return min(BATCH, BATCH_NODES // self.batch.present.shape[1], len(self))
 
     def rows(self, chosen: np.ndarray) -> tuple[SegmentBatch, np.ndarray]:
         return of_rows([self.batch], lambda arrays: arrays[0][chosen]), self.log_s[chosen]
@@ -290,8 +290,8 @@ def trained(extended: bool, sizes: Sizes, seed: int) -> Trained:
     scales = Scales(found)
     # Of the mean segment, if all its nodes took the same time.
     share = np.concatenate([bucket.log_s - np.log(UNIT_S * (1 + bucket.batch.present.sum(axis=1))) for bucket in found])
-    params: Params = jax.tree.map(jnp.asarray, initial(extended, float(share.mean()), chance))
-    mean, square = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+    weights = initial(extended, float(share.mean()), chance)
+    params, mean, square = jax.device_put((weights, zeros(weights), zeros(weights)))
     drawn = batches(found, chance)
     losses: list[float] = []
     off = disagreement(extended, found[0])
@@ -308,6 +308,10 @@ def trained(extended: bool, sizes: Sizes, seed: int) -> Trained:
     return Trained(scales.unscaled(params), losses, off, time.process_time() - began)
 
 
+def zeros(weights: Weights) -> Weights:
+    return {name: np.zeros_like(array) for name, array in weights.items()}
+
+
 def disagreement(extended: bool, bucket: Bucket) -> float:
     """Return how far numpy's loss is off JAX's, relatively, with random weights none of which is 0."""
     chance = np.random.default_rng(0)
@@ -316,14 +320,14 @@ def disagreement(extended: bool, bucket: Bucket) -> float:
         for name, array in initial(extended, 0.0, chance).items()
     }
     batch, log_s = bucket.rows(np.arange(bucket.at_once) % len(bucket))
-    params = jax.tree.map(jnp.asarray, weights)
-    averages = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
-    lost = step(params, *averages, jnp.float32(1), jnp.float32(0), batch, log_s.astype(np.float32))[-1]
+    params, mean, square = jax.device_put((weights, zeros(weights), zeros(weights)))
+    lost = step(params, mean, square, jnp.float32(1), jnp.float32(0), batch, log_s.astype(np.float32))[-1]
     error = np.abs(np.log(predicted_seconds(weights, batch)) - log_s)
     in_numpy = np.where(error < HUBER, error**2 / (2 * HUBER), error - HUBER / 2).mean()
     return abs(float(in_numpy / lost) - 1)
 
 
+@functools.cache
 def measured(sizes: Sizes) -> dict[str, list[Labelled]]:
     """Return the measured segments of all networks, by their roles."""
     device = board()
@@ -338,7 +342,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="where the weights are written")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the batches")
     parser.add_argument("--steps", type=int, default=Sizes.steps, help="of each training")
-    parser.add_argument("--short", action="store_true", help="the extended features, short segments, 24 steps, for CI")
+    parser.add_argument("--short", action="store_true", help="the extended features, short segments, 12 steps, for CI")
     args = parser.parse_args()
     if args.short and args.write:
         parser.error("--short learns too little to be written; leave out one of the two")
