@@ -97,7 +97,7 @@ def nasnets(short: bool) -> None:
 
 
 def large(short: bool) -> None:
-    operators = 500 if short else 100_000
+    operators = 60 if short else 100_000
     rows, required = [], []
     for what in ("equal",) if short else ("equal", "unequal"):
         rng = random.Random(1)

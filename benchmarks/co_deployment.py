@@ -41,12 +41,16 @@ PAIRS = (
     ("ResNet101", "DenseNet169"),
 )
 SMALL = ("ResNet50", "MobileNetV2")
+TINY = ("swiftnet-cell-b", "swiftnet-cell-c")
 MEGABYTES = (None, 28, 24, 22, 20)
 SHORT_S = 0.2
 
 
 def graph_of(name: str) -> OperatorGraph:
-    return read_graph(ROOT / "profiles/tflite" / f"{name}.json") if name.startswith("NASNet") else keras(name)
+    for folder, start in (("tflite", "NASNet"), ("swiftnet", "swiftnet")):
+        if name.startswith(start):
+            return read_graph(ROOT / "profiles" / folder / f"{name}.json")
+    return keras(name)
 
 
 def demands_of(names: Sequence[str], platform: Platform, rates: Sequence[float] = (10.0, 10.0)) -> list[Demand]:
@@ -61,7 +65,7 @@ def percent(share: float | None) -> str:
 def gaps(short: bool) -> None:
     rows, found_gaps, walls = [], [], []
     cases = [(pair, count, (10.0, 10.0)) for pair in PAIRS for count in (4, 8)] + [(PAIRS[0], 8, (10.0, 30.0))]
-    for pair, count, rates in [(SMALL, 2, (10.0, 10.0))] if short else cases:
+    for pair, count, rates in [(TINY, 2, (10.0, 10.0))] if short else cases:
         demands = demands_of(pair, coral(count), rates)
         at_once = deploy(demands, 0.0)
         started, cpu = time.perf_counter(), time.process_time()
@@ -82,7 +86,7 @@ def gaps(short: bool) -> None:
 
 def memory(short: bool) -> None:
     rows = []
-    pair, count = (SMALL, 2) if short else (PAIRS[0], 4)
+    pair, count = (TINY, 2) if short else (PAIRS[0], 4)
     for megabytes in (20,) if short else MEGABYTES:
         size = None if megabytes is None else megabytes * 1_000_000
         base = coral(count)

@@ -131,7 +131,7 @@ def middle_and_worst(figures: Sequence[float], text: Callable[[float], str]) -> 
 def published(short: bool) -> None:
     names, counts, repeats = (("Xception",), (2,), 1) if short else (PUBLISHED, range(2, 7), 3)
     variants = list(itertools.product(ORDERS, (False, True)))
-    for (order, together), scheduler in itertools.product(variants, ("ideals", "cp-sat")):
+    for (order, together), scheduler in () if short else itertools.product(variants, ("ideals", "cp-sat")):
         planning.plan(of_bytes(keras("ResNet50"), 4, order, children_together=together), scheduler)
     rows, differ = [], []
     taken: dict[str, list[float]] = defaultdict(list)
@@ -284,7 +284,7 @@ def unequal(rng: random.Random, graph: OperatorGraph, count: int, **options: Any
 
 
 def chains(short: bool) -> None:
-    length, repeats = (20, 1) if short else (800, 5)
+    length, count, repeats = (10, 3, 1) if short else (800, 8, 5)
     taken: dict[str, list[float]] = defaultdict(list)
     gains = []
 
@@ -293,17 +293,17 @@ def chains(short: bool) -> None:
         taken[f"{what}{'' if plan.status == 'optimal' else ' (not proven)'}"].append(seconds)
         return plan
 
-    for seed in range(-1, repeats):  # the first is a small one, and only loads the compiled loops
+    for seed in range(0 if short else -1, repeats):  # the first is a small one, and only loads the compiled loops
         rng = random.Random(seed)
         graph = generators.chain(rng, length if seed >= 0 else 20)
-        problem = unequal(rng, graph, 8)
-        best = solved("bottleneck, 8 devices once each", problem)
+        problem = unequal(rng, graph, count)
+        best = solved(f"bottleneck, {count} devices once each", problem)
         for share in (0.95, 0.5, 0.2):
             floor_fps = share * (best.value or (0.0,))[0]
             limited = replace(problem, objective="energy", min_throughput_fps=floor_fps)
-            solved(f"energy at {share:.0%} of the best throughput, 8 devices", limited)
+            solved(f"energy at {share:.0%} of the best throughput, {count} devices", limited)
         for objective in ("latency", "energy"):
-            solved(f"{objective}, 8 devices again and again", replace(problem, objective=objective))
+            solved(f"{objective}, {count} devices again and again", replace(problem, objective=objective))
         problem = unequal(rng, graph, 2)
         again = solved("bottleneck, 2 devices again, <= 4 stages", problem, "revisits")
         once = planning.plan(problem, "chain").plan

@@ -134,13 +134,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="small sizes, and the plot to a temporary folder")
     args = parser.parse_args()
-    small = generators.transformer_of(100)
-    for make in OBJECTIVES.values():
-        measured(make(small, 4))
-    by_devices([3], 30)  # all compiled loops are loaded now
     if args.short:
-        panels = [by_operators([100, 400]), by_stages([2, 4], 200), by_devices([1, 2], 50)]
+        panels = [by_operators([30, 60]), by_stages([2, 3], 30), by_devices([1, 2], 20)]
     else:
+        small = generators.transformer_of(100)
+        for make in OBJECTIVES.values():
+            measured(make(small, 4))
+        by_devices([3], 30)  # all compiled loops are loaded now
         sizes = [100, 300, 1000, 3000, 10_000, 25_000, 50_000]
         panels = [
             by_operators(sizes),

@@ -164,7 +164,7 @@ class Figures:
         return self
 
 
-def calibrated_model(count: int = CALIBRATED_BY) -> DeviceModel:
+def calibrated_model(count: int) -> DeviceModel:
     """Return the shipped model, refitted to a measured segment of each of the first networks that no test has."""
     times = []
     for index, graph in enumerate(networks(2 * count)):
@@ -189,9 +189,9 @@ def network(graph: OperatorGraph, model: DeviceModel, chance: np.random.Generato
     )
 
 
-def searched_locally(of: Network, segments: int) -> float:
+def searched_locally(of: Network, segments: int, moves: int) -> float:
     """Return the bottleneck, on the board, of local search by the formula."""
-    stages = local_search(modelled(of.graph, segments, shipped_model()), moves=MOVES).stages
+    stages = local_search(modelled(of.graph, segments, shipped_model()), moves=moves).stages
     by_name = {operator.name: operator for operator in of.graph.operators}
     ordered = tuple(by_name[name] for stage in stages for name in stage.operators)
     true_s = board().seconds(replace(of.graph, operators=ordered))
@@ -199,10 +199,12 @@ def searched_locally(of: Network, segments: int) -> float:
     return max(float(true_s[segment]) for segment in itertools.pairwise((0, *ends)))
 
 
-def compared(graphs: Iterable[OperatorGraph], counts: Sequence[int]) -> dict[tuple[int, str], Figures]:
+def compared(
+    graphs: Iterable[OperatorGraph], counts: Sequence[int], moves: int, calibrated_by: int
+) -> dict[tuple[int, str], Figures]:
     """Return the figures by number of segments and name of the search."""
     figures: dict[tuple[int, str], Figures] = defaultdict(Figures)
-    model, chance = calibrated_model(), np.random.default_rng(0)
+    model, chance = calibrated_model(calibrated_by), np.random.default_rng(0)
     for graph in graphs:
         of = network(graph, model, chance)
         for segments in counts:
@@ -221,7 +223,7 @@ def compared(graphs: Iterable[OperatorGraph], counts: Sequence[int]) -> dict[tup
                 began, measured = time.process_time(), 0
                 try:
                     if name == LOCAL:
-                        slowest_s = searched_locally(of, segments)
+                        slowest_s = searched_locally(of, segments, moves)
                     else:
                         found = (PREDICTING | MEASURING)[name](alone, segments)
                         parts = itertools.pairwise((0, *found.cuts, len(graph)))
@@ -302,12 +304,13 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a small network in 2 and 8 segments, for CI")
     args = parser.parse_args()
     counts: Sequence[int] = (2, 8) if args.short else SEGMENTS
-    groups = {"Test networks": sorted(test_networks(4), key=len)[:1] if args.short else test_networks(args.networks)}
+    moves, calibrated_by = (MOVES // 100, 10) if args.short else (MOVES, CALIBRATED_BY)
+    groups = {"Test networks": sorted(test_networks(2), key=len)[:1] if args.short else test_networks(args.networks)}
     if not args.short:
         groups["Keras"] = keras_networks()
     missed: list[str] = []
     for title, graphs in groups.items():
-        figures = compared(track(graphs, title, transient=True), counts)
+        figures = compared(track(graphs, title, transient=True), counts, moves, calibrated_by)
         summary(f"{len(graphs)} {title}", figures, counts)
         if title == "Test networks":
             beside_the_paper(figures, counts)
