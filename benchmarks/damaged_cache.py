@@ -19,6 +19,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from forked_command import command, forked
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.onnx_models import write_picture_net
@@ -43,22 +45,13 @@ def run(folder: Path, cache: Path, short: bool) -> tuple[int, list[object], str]
         ("run", bundle, "--source", "synthetic:64x48@30:3", "--verify", 0, "--results", results),
         ("run", folder / "net.onnx", "--source", "synthetic:64x48@30:3", "--verify", 0),
     )
-    child = os.fork()
-    if not child:
-        os.environ["TVM_PIPELINE_CACHE"] = str(cache)
-        stream = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(stream, 1)
-        os.dup2(stream, 2)
-        status = 1
-        try:
-            from tvm_pipeline.cli import app
 
-            for command in commands[: 2 if short else None]:
-                app(args=[*map(str, command)], standalone_mode=False)
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
+    def run_all() -> None:
+        os.environ["TVM_PIPELINE_CACHE"] = str(cache)
+        for words in commands[: 2 if short else None]:
+            command(*words)
+
+    _, status = os.waitpid(forked(run_all, said), 0)
     lines = results.read_text().splitlines() if results.exists() else []
     return status, [json.loads(line)["outputs"] for line in lines], said.read_text()
 
