@@ -30,7 +30,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise, repeat, takewhile
+from itertools import islice, pairwise, repeat, takewhile
 from pathlib import Path
 
 from loads import LOADS, Load
@@ -153,7 +153,8 @@ class Subject:
         return LivePipeline(self.compiled, self.problem, self.first[name], adaptation=STRATEGIES[name]())
 
 
-def prepare(model: str, repeats: int) -> Subject:
+def prepare(model: str, repeats: int, most: int | None) -> Subject:
+    """Compile, profile and plan a network; `most` limits the plans that do not adapt."""
     backend, platform = settle_platform(detect_platform())
     group = max(disjoint_sets(platform.devices), key=len)
     if len(group) < 2:
@@ -175,6 +176,7 @@ def prepare(model: str, repeats: int) -> Subject:
     kept |= {"static cut": static_cut, "static plan": decision.plan}
     known = {plan.stages for plan in kept.values()}
     kept |= {describe(plan): plan for plan in decision.candidates if plan.stages not in known}
+    kept = dict(islice(kept.items(), most))
     begin = {name: decision.plan if name == "replan" else static_cut for name in STRATEGIES}
     return Subject(compiled, problem, (first, second), kept, begin)
 
@@ -247,7 +249,7 @@ def main() -> None:
         arguments.model, arguments.loads, arguments.rounds = "branching", ["stress"], 1
         arguments.quiet, arguments.settling, arguments.seconds = 0.1, 0.2, 0.1
 
-    subject = prepare(arguments.model, repeats=8 if arguments.short else 24)
+    subject = prepare(arguments.model, *((4, 4) if arguments.short else (24, None)))
     rate_table = Table("load", *list(subject.kept)[:4], "oracle", *subject.first, title="frames a second; / oracle")
     cost_table = Table("load", "strategy", "first change", "last change", "changes", "slow frames", "last plan")
     found = {}

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from tvm_pipeline import Device, Platform, Problem, load, planning, profile_model, settle_platform
 from tvm_pipeline.runtime.comparison import compare
+from tvm_pipeline.workflow.steps import REPEATS
 
 MODELS = ("mobilenet_v2", "efficientnet_lite0", "resnet50", "inception_v3")
 
@@ -40,7 +41,7 @@ def main() -> None:
     reached = {}
     for name in arguments.models:
         compiled = backend.compile(load(int8_model(name)), platform.devices)
-        profile = profile_model(backend, compiled, platform)
+        profile = profile_model(backend, compiled, platform, 4 if arguments.short else REPEATS)
         for warning in profile.warnings:
             console.print(f"{name}: {warning}")
         problem = Problem(compiled.graph, platform, profile)

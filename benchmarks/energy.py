@@ -96,7 +96,7 @@ def rows_of(console: Console, name: str, arguments: argparse.Namespace) -> list[
     if new_sensor(arguments) is None:
         platform = stated(platform, arguments.active_w, arguments.idle_w)
     compiled = backend.compile(load_lively(name), platform.devices)
-    profile = profile_model(backend, compiled, platform, repeats=8 if arguments.short else 24)
+    profile = profile_model(backend, compiled, platform, repeats=4 if arguments.short else 24)
     if sensor := new_sensor(arguments):
         profile = profile_joules(compiled, platform, profile, sensor, pace=SHORT if arguments.short else None)
         console.print(f"{name}: idle {profile.idle}", *profile.warnings, sep="\n")

@@ -30,6 +30,7 @@ from tvm_pipeline.frontends import load
 from tvm_pipeline.runtime.comparison import in_turn
 from tvm_pipeline.runtime.verification import VERIFY_S
 from tvm_pipeline.workflow.engines import with_engines
+from tvm_pipeline.workflow.steps import REPEATS
 
 
 def main() -> None:
@@ -66,7 +67,9 @@ def race(name: str, options: argparse.Namespace) -> Race:
         for engine, engines in (("ours", "tvm,openvino,onnxruntime"), ("TVM alone", "tvm")):
             backend, platform = settle_platform(with_engines(host, engines))
             compiled = opened.enter_context(closing(backend.compile(model, platform.devices)))
-            plan = chosen_plan(f"{name}, {engines}", compiled, platform, 0.2 if options.short else VERIFY_S)
+            plan = chosen_plan(
+                f"{name}, {engines}", compiled, platform, *((0.05, 4) if options.short else (VERIFY_S, REPEATS))
+            )
             settings.append(opened.enter_context(closing(Ours(describe(plan), compiled, plan, platform, frame))))
             settings[-1].engine = engine
         for engine in ("OpenVINO", "onnxruntime"):

@@ -52,6 +52,7 @@ from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, verified
 from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline.workflow.steps import REPEATS
 
 REQUIREMENTS = ("openvino==2026.4.1", "onnxruntime==1.32.0")
 NETWORKS = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3", "centerface")
@@ -222,9 +223,9 @@ def check_process() -> None:
             raise SystemExit("two processes of one engine gave different outputs")
 
 
-def chosen_plan(name: str, compiled: CompiledModel, platform: Platform, verify_s: float) -> Plan:
+def chosen_plan(name: str, compiled: CompiledModel, platform: Platform, verify_s: float, repeats: int) -> Plan:
     """Return the plan that the planner chooses and verifies; print why."""
-    profile = profile_model(platform_backend(platform), compiled, platform)
+    profile = profile_model(platform_backend(platform), compiled, platform, repeats)
     for warning in profile.warnings:
         CONSOLE.print(f"{name}: {warning}")
     problem = Problem(compiled.graph, platform, profile)
@@ -233,11 +234,11 @@ def chosen_plan(name: str, compiled: CompiledModel, platform: Platform, verify_s
     return decision.plan
 
 
-def own_plans(name: str, compiled: CompiledModel, platform: Platform, verify_s: float) -> dict[str, Plan]:
+def own_plans(name: str, compiled: CompiledModel, platform: Platform, verify_s: float, repeats: int) -> dict[str, Plan]:
     """Return our settings; the first is what we would run."""
     if len(platform.devices) == 1:
         return {"one thread": of_one_stage(compiled.graph, platform.devices[0].name)}
-    chosen = chosen_plan(name, compiled, platform, verify_s)
+    chosen = chosen_plan(name, compiled, platform, verify_s, repeats)
     most = max(platform.devices, key=lambda device: len(device.cores))
     others = [device.name for device in platform.devices if device != most]
     return {
@@ -287,7 +288,7 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
         CONSOLE.print(f"{name}: {report.tuned} of {report.kernels} convolutions tuned; {report.stopped}")
     compile_ = tuner.compile_untuned if tuner else backend.compile
     compiled = compile_(model, platform.devices)
-    plans = own_plans(name, compiled, platform, 0.2 if options.short else VERIFY_S)
+    plans = own_plans(name, compiled, platform, *((0.05, 4) if options.short else (VERIFY_S, REPEATS)))
     frame = [noise(Port.of(tensor)) for tensor in compiled.graph.inputs]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
         settings: list[Ours | Peer] = []
