@@ -30,6 +30,7 @@ def devices_without(*missing: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
+@pytest.mark.needs("Relay")  # Relax finds the CPU by the same code
 @pytest.mark.thorough
 def test_without_tflite_the_cpu_is_found() -> None:
     needs("tvm")

@@ -93,6 +93,7 @@ def test_compile_then_bench_a_hand_written_plan(cli, model, bundle, tmp_path):
     assert {stage["stage"] for stage in given["measured"]["statistics"]["stages"]} == {0, 1}
 
 
+@pytest.mark.needs("Relay")  # Relax is no other here
 def test_compile_measures_the_candidates_and_the_bundle_says_so(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(verification, "MOST_ROUNDS", 3)  # rounds end the race, however slow the machine is
@@ -165,6 +166,7 @@ def test_bench_runs_plans_of_files_alone(cli, bundle, tmp_path):
     assert all(each["measured"]["throughput_fps"] > 0 for each in found)
 
 
+@pytest.mark.needs("Relay")  # Relax is no other here
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_show_draws(cli, bundle, tmp_path, suffix):
     outcome = cli("show", bundle, "-o", tmp_path / "pictures", "--format", suffix, "--json")

@@ -77,7 +77,7 @@ KERNELS = [  # the operators of each kernel, and which of the tensors that it re
 ]
 
 
-@pytest.fixture(scope="module", params=[16, 8, 4])
+@pytest.fixture(scope="module", params=[16, 8])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     target_of(request.param)
     folder = tmp_path_factory.mktemp("library")

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from tests.relax.fused import MCPU, target_of
-from tests.support.onnx_networks import NETWORKS, onnx_network
+from tests.support.onnx_networks import onnx_network
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relax.compiled import RelaxModel
@@ -19,7 +19,7 @@ from tvm_pipeline.tvm.relax.compiled import RelaxModel
 Compiled = Callable[[str], RelaxModel]
 DEVICES = [Device(f"of{lanes}", "host", (0,), f"llvm -mcpu={MCPU[lanes]}") for lanes in (8, 4)]
 # A value that stands between two of int8 is rounded either way: two steps through the last addition.
-TOLERANCE = dict.fromkeys(NETWORKS, 1e-5) | {"int8": 0.1}
+TOLERANCE = {"branching": 1e-5, "splitting": 1e-5, "shapes": 1e-5, "int8": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
         yield compile_
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", TOLERANCE)
 def test_cuts_are_exact_on_one_target_and_agree_across_two(name: str, compiled: Compiled) -> None:
     model, draw = compiled(name), Random(0)
     frame = random_frame(model.graph.inputs)
@@ -47,12 +47,12 @@ def test_cuts_are_exact_on_one_target_and_agree_across_two(name: str, compiled: 
         for output, expected in zip(whole, right, strict=True):
             assert output.std() > 0.01  # a difference would be seen
             np.testing.assert_allclose(output.reshape(expected.shape), expected, atol=TOLERANCE[name] * expected.max())
-        for stages in (2, 3, 4) * 2:
+        for stages in (2, 3, 4):
             cut = random_stages(model.graph, draw, stages)
             found = model_outputs(model, run_stages(model, [(stage, device) for stage in cut], frame))
             for output, expected in zip(found, whole, strict=True):
                 np.testing.assert_array_equal(output, expected, str(cut))
-    for _ in range(4):
+    for _ in range(2):
         cut = random_stages(model.graph, draw, 4)
         stages = [(stage, DEVICES[index % 2]) for index, stage in enumerate(cut)]
         found = model_outputs(model, run_stages(model, stages, frame))
@@ -62,7 +62,7 @@ def test_cuts_are_exact_on_one_target_and_agree_across_two(name: str, compiled: 
 
 
 def test_every_operator_alone_is_a_stage(compiled: Compiled) -> None:
-    for name in NETWORKS:
+    for name in TOLERANCE:
         model = compiled(name)
         frame = random_frame(model.graph.inputs)
         names = [operator.name for operator in model.graph.operators]
