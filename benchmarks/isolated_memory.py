@@ -183,7 +183,7 @@ def main() -> None:
             title=f"{model.name}, weights of {stored / MIB:.0f} MiB: PSS in MiB",
         )
         weights, residents = [], []
-        for count in (1, 2 if arguments.short else STAGES):
+        for count in (2,) if arguments.short else (1, STAGES):
             cells, mapped, resident = row(compiled, platform, count)
             table.add_row(*cells)
             weights.append(mapped)
