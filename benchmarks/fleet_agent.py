@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.plugins.hosts.fleet_host import agent_command, answering, install, write_service_bundle  # noqa: E402
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess, processes_of  # noqa: E402
-from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Order  # noqa: E402
+from tvm_pipeline_hosts.fleet.messages import Duty, HostOrder, HostReport  # noqa: E402
 from tvm_pipeline_hosts.remote.parcels import Parcels, manifest_of, parts_of  # noqa: E402
 
 CAMERAS, FPS = 20, 10.0
@@ -44,13 +44,13 @@ class Coordinator:
     """Orders what the benchmark says, and takes each line once."""
 
     def __init__(self) -> None:
-        self.order = Order(0)
+        self.order = HostOrder(0)
         self.report = HostReport("", "")
         self.frames: dict[str, list[int]] = {}
         self.first_s: dict[str, float] = {}
         self.beats = self.lines = 0
 
-    def beat(self, report: HostReport) -> Order:
+    def beat(self, report: HostReport) -> HostOrder:
         for line in report.lines:
             seen = self.frames.setdefault(f"{line.camera}@{line.epoch}", [])
             if not seen or line.frame > seen[-1]:
@@ -64,7 +64,7 @@ class Coordinator:
     def orders(self, bundle: str, cameras: list[str]) -> float:
         """Order these cameras; return when."""
         duties = tuple(Duty(name, f"synthetic:32x32@{FPS:g}", "m", bundle, 1, 2 * FPS) for name in cameras)
-        self.order = Order(self.order.version + 1, duties, {"m": bundle})
+        self.order = HostOrder(self.order.version + 1, duties, {"m": bundle})
         return time.monotonic()
 
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tests.plugins.hosts.simulated_fleet import SimulatedHost
 from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
-from tvm_pipeline_hosts.fleet.messages import FleetPlan, HostReport, Order
+from tvm_pipeline_hosts.fleet.messages import FleetPlan, HostOrder, HostReport
 from tvm_pipeline_hosts.fleet.takeover import take_over
 
 BEAT_S, FPS = 0.25, 10.0
@@ -99,10 +99,10 @@ def main() -> None:
         coordinator.follow(plan)
         made = [Host(f"host{index}") for index in range(hosts)]
 
-        def speak(report: HostReport) -> Order:
+        def speak(report: HostReport) -> HostOrder:
             message = encode.encode(report)
             answer = costs.measured("beat", lambda: encode.encode(coordinator.beat(decode.decode(message))))
-            return msgspec.json.decode(answer, type=Order)
+            return msgspec.json.decode(answer, type=HostOrder)
 
         def turn(step: int) -> None:
             now[0] += BEAT_S

@@ -49,7 +49,7 @@ from tests.support.power_failure import ShutDownDisk, shut_down_disk
 from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
 from tvm_pipeline_hosts.fleet.host_results import CURSOR, RESULTS, HostResults, Position
-from tvm_pipeline_hosts.fleet.messages import HostReport, Order, RunningDuty
+from tvm_pipeline_hosts.fleet.messages import HostOrder, HostReport, RunningDuty
 from tvm_pipeline_hosts.fleet.ray_actors import CoordinatorActor
 from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
 
@@ -168,7 +168,7 @@ class Host:
         self.path.parent.mkdir(parents=True)
         self.results = HostResults(folder, {"service": "faces"})
         self.results.recall()
-        self.order = Order(-1)
+        self.order = HostOrder(-1)
         self.wire: Connection | None = None
 
     def work(self) -> None:
@@ -192,7 +192,7 @@ class Host:
             answer = msgspec.json.decode(self.wire.recv_bytes())
             if answer["error"]:
                 return  # it has no plan yet
-            self.order = msgspec.convert(answer["value"], Order)
+            self.order = msgspec.convert(answer["value"], HostOrder)
         except (EOFError, OSError):
             self.wire = None
             return

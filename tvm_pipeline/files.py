@@ -1,7 +1,7 @@
 """Files that are either whole or absent, and the folder where compiled models are kept.
 
 `replacing` writes a file or a folder under another name first; `locked` has one process make what several need; `keep`
-writes what a later run can do without, and `kept` reads it.
+writes what a later run can do without, and `read_kept` reads it.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def keep(path: Path, content: bytes) -> None:
         _log.warning("%s is not kept for the next time: %s", path, error)
 
 
-def kept(path: Path) -> bytes | None:
+def read_kept(path: Path) -> bytes | None:
     """Return what `keep` wrote; None where there is no such file, and where it is damaged, which the log says."""
     try:
         content, _, sum_ = path.read_bytes().rpartition(b"\n")

@@ -32,7 +32,7 @@ def _read(_: tuple[str, ...]) -> Any:  # EntryPoints; Python 3.10 has another cl
     return metadata.entry_points()
 
 
-class Plugged(Mapping[str, T]):
+class PluginTable(Mapping[str, T]):
     """A table by name: the engine's own entries in their order, then those of installed packages by name.
 
     An entry of a package that has the name of one of the engine's is ignored, so that no package changes these.

@@ -10,7 +10,7 @@ import numpy as np
 from tvm_pipeline_edgetpu.interpreter import make_interpreter
 
 
-class _Loaded(NamedTuple):
+class _RegionInterpreter(NamedTuple):
     """A region's interpreter, which one thread at a time may use, and the indices of its inputs and outputs."""
 
     interpreter: Any
@@ -21,7 +21,7 @@ class _Loaded(NamedTuple):
 
 # The key is digest and device. A region stays loaded, with its parameters in the Edge TPU's cache, until the process
 # ends.
-_loaded: dict[tuple[str, str], _Loaded] = {}
+_loaded: dict[tuple[str, str], _RegionInterpreter] = {}
 _loading = Lock()
 
 
@@ -41,7 +41,9 @@ def invoke(digest: str, device: str, content: Any, *tensors: Any) -> None:
                 tensor.copyfrom(interpreter.tensor(index)())
 
 
-def _load(content: bytes, device: str) -> _Loaded:
+def _load(content: bytes, device: str) -> _RegionInterpreter:
     interpreter = make_interpreter(content, device)
     reads, writes = interpreter.get_input_details(), interpreter.get_output_details()
-    return _Loaded(interpreter, Lock(), [detail["index"] for detail in reads], [detail["index"] for detail in writes])
+    return _RegionInterpreter(
+        interpreter, Lock(), [detail["index"] for detail in reads], [detail["index"] for detail in writes]
+    )

@@ -100,7 +100,7 @@ def opencl() -> Iterator[Described]:
     if status:
         raise _FaultError(f"{OPENCL}: clGetPlatformIDs gives {status}")
     for position, platform in enumerate(platforms):
-        platform_name = _text(_told(loader.clGetPlatformInfo, platform, _PLATFORM_NAME))
+        platform_name = _text(_driver_info(loader.clGetPlatformInfo, platform, _PLATFORM_NAME))
         for type_, bits in _TYPES.items():
             if loader.clGetDeviceIDs(platform, bits, 0, None, ctypes.byref(count)):
                 continue  # no device of the type: TVM also leaves the platform out, whatever the status
@@ -115,7 +115,7 @@ def opencl() -> Iterator[Described]:
 
 def _opencl_device(loader: ctypes.CDLL, device: int | None) -> Described:
     def told(key: int) -> bytes:
-        return _told(loader.clGetDeviceInfo, device, key)
+        return _driver_info(loader.clGetDeviceInfo, device, key)
 
     def figure(key: int) -> int:
         return int.from_bytes(told(key), sys.byteorder)
@@ -144,7 +144,7 @@ def _opencl_device(loader: ctypes.CDLL, device: int | None) -> Described:
     }
 
 
-def _told(call: Callable[..., int], handle: int | None, key: int) -> bytes:
+def _driver_info(call: Callable[..., int], handle: int | None, key: int) -> bytes:
     """Return what a platform or a device tells under a key; nothing where it does not know the key."""
     size = ctypes.c_size_t()
     if call(handle, key, 0, None, ctypes.byref(size)) or not size.value:

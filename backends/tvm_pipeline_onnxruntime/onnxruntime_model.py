@@ -24,7 +24,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlanError, RunError
 from tvm_pipeline.frontends.onnx_engine import EngineModel
-from tvm_pipeline_onnxruntime.sessions import CORES, optimised, session, told
+from tvm_pipeline_onnxruntime.sessions import CORES, error_reason, optimised, session
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class OnnxruntimeModel(EngineModel):
                 for _ in range(repeats + 1):
                     made.run(None, frame)
             except Exception as error:  # its errors have no common root
-                raise ModelError(f"{self.graph.name}: onnxruntime cannot run noise: {told(error)}") from error
+                raise ModelError(f"{self.graph.name}: onnxruntime cannot run noise: {error_reason(error)}") from error
             events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
         microseconds: dict[int, list[float]] = {}
         for event in events:
@@ -173,7 +173,7 @@ class OnnxruntimeStage(StageRunner):
         try:
             made.run_with_iobinding(binding)
         except Exception as error:  # its errors have no common root
-            raise RunError(f"{self._name}: onnxruntime cannot compute a frame: {told(error)}") from error
+            raise RunError(f"{self._name}: onnxruntime cannot compute a frame: {error_reason(error)}") from error
 
     def close(self) -> None:
         self._session = None  # a run that still goes on keeps it until it ends

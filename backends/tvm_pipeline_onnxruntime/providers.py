@@ -20,7 +20,7 @@ from tvm_pipeline.backends.ports import Array, Port, noise
 from tvm_pipeline.backends.trial import answer
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline_onnxruntime.onnxruntime import provider_precision
-from tvm_pipeline_onnxruntime.sessions import CPU, plugins, session, told
+from tvm_pipeline_onnxruntime.sessions import CPU, error_reason, plugins, session
 
 
 def serve(order: bytes, channel: socket.socket) -> None:
@@ -56,7 +56,7 @@ def _tried(name: str, target: str, content: bytes) -> list[int]:
         try:
             found = made.run(names, frame)
         except Exception as error:  # its errors have no common root
-            raise ModelError(f"{provider} claims it and fails: {told(error)}") from error
+            raise ModelError(f"{provider} claims it and fails: {error_reason(error)}") from error
         events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
     expected: list[Array] = session(name, content, ()).run(names, frame)
     for output, one, other in zip(names, expected, found, strict=True):

@@ -110,7 +110,7 @@ def plugins() -> Mapping[str, list[Any]]:
     return offered
 
 
-def told(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """Return the reason in onnxruntime's message, without its code and the place in its source."""
     text = _PLACE.sub("", " ".join(str(error).split()))
     return text.partition(" : ")[2].partition(" : ")[2][:300] or text[:300]
@@ -137,7 +137,7 @@ def _made(
             return make(content, options, enable_fallback=0)
         made = make(content, options, providers=[(provider, dict(properties or {}))], enable_fallback=0)
     except Exception as error:  # its errors have no common root
-        raise ModelError(f"{name}: onnxruntime refuses it: {told(error)}") from error
+        raise ModelError(f"{name}: onnxruntime refuses it: {error_reason(error)}") from error
     if provider not in made.get_providers():
         raise ModelError(f"{name}: onnxruntime cannot use {provider} here; its device, or a library, is missing")
     return made

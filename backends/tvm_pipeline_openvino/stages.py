@@ -38,7 +38,7 @@ def compiled(name: str, content: bytes, device: Device, timed: bool) -> Any:
     try:
         return core().compile_model(core().read_model(content), target, {**settings, **properties})
     except RuntimeError as error:
-        raise ModelError(f"{name}: OpenVINO refuses it on {target}: {told(error)}") from error
+        raise ModelError(f"{name}: OpenVINO refuses it on {target}: {error_reason(error)}") from error
 
 
 class OpenvinoStage(StageRunner):
@@ -62,7 +62,7 @@ class OpenvinoStage(StageRunner):
                 request.set_output_tensor(index, tensor(array, shared_memory=True))
             request.infer(share_inputs=True)
         except RuntimeError as error:
-            raise RunError(f"OpenVINO cannot compute a frame on {self._device.name}: {told(error)}") from error
+            raise RunError(f"OpenVINO cannot compute a frame on {self._device.name}: {error_reason(error)}") from error
 
     def layers(self) -> dict[str, tuple[list[int], str]]:
         """Return the layers that run, by name: the indices of the nodes that are fused in each, and its type.
@@ -107,7 +107,7 @@ def core() -> Any:
         return pool.submit(openvino().Core).result()
 
 
-def told(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """Return the reason in OpenVINO's message, without the places in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]

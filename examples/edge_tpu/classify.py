@@ -34,7 +34,7 @@ from tvm_pipeline.cli.output import logged, spinner
 from tvm_pipeline.report import candidates_table, statistics_table
 from tvm_pipeline_edgetpu.model import read_model
 from tvm_pipeline_video import (
-    Analysed,
+    Analysis,
     Annotation,
     Transform,
     VideoFile,
@@ -153,7 +153,7 @@ def main() -> None:
         console.print(statistics_table(decision.plan.predicted, pipeline.statistics()))
 
 
-def annotate(frames: Iterable[Analysed], output: Path, fps: float) -> str:
+def annotate(frames: Iterable[Analysis], output: Path, fps: float) -> str:
     """Writes the frames with their classes on them; tells how many there were, and the most frequent classes."""
     most: Counter[str] = Counter()
     with VideoFile(output, fps) as video:

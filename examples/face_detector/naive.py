@@ -8,7 +8,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime.host_work import HostWork, stage_work
-from tvm_pipeline_video.application import Passage
+from tvm_pipeline_video.application import Payload
 
 COLD_FRAMES = 5
 
@@ -28,7 +28,7 @@ def naive_fps(compiled, platform: Platform, host: HostWork, frames: int) -> floa
         began_s = 0.0
         for frame in range(COLD_FRAMES + frames):
             began_s = time.perf_counter() if frame == COLD_FRAMES else began_s
-            passage = Passage()
+            passage = Payload()
             for name in work.before:
                 host.functions[name](passage, tensor)
             runner.run([arrays[port.name] for port in runner.inputs], [arrays[port.name] for port in runner.outputs])

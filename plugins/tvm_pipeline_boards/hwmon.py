@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import Found, PowerSensor, Scope, Sensor, Sum
+from tvm_pipeline.power import PowerSensor, Scope, Sensor, Sum, Survey
 from tvm_pipeline_boards.figure_files import number_of, text_of
 
 PERIOD_S = 0.05  # a channel takes 1.1 ms to read over I2C, so that this costs little of what it measures
@@ -118,9 +118,9 @@ class Rail(PowerSensor):
         return watts
 
 
-def hwmon_sensors(root: Path) -> Found:
+def hwmon_sensors(root: Path) -> Survey:
     """Return the channels of all chips below `root/sys`, and the sum of rails that make up a Jetson module."""
-    found = Found([], {})
+    found = Survey([], {})
     channels = [*_hwmon_channels(root, found), *_iio_channels(root, found)]
     names = Counter(f"{channel.chip}:{channel.label}" for channel in channels)
     rails: dict[str, Sensor] = {}
@@ -148,7 +148,7 @@ def _sums(rails: dict[str, Sensor]) -> Iterator[Sensor]:
             yield Sum(f"ina3221:{'+'.join(labels)}", "the module, as the sum of its rails", parts, "board")
 
 
-def _hwmon_channels(root: Path, found: Found) -> Iterator[Channel]:
+def _hwmon_channels(root: Path, found: Survey) -> Iterator[Channel]:
     for folder in sorted((root / "sys/class/hwmon").glob("hwmon*")):
         if (folder / "device/type").exists():  # the battery, charger or USB port of class/power_supply
             continue
@@ -181,7 +181,7 @@ def _rails(folder: Path, chip: str, address: str) -> Iterator[Channel]:
             )
 
 
-def _iio_channels(root: Path, found: Found) -> Iterator[Channel]:
+def _iio_channels(root: Path, found: Survey) -> Iterator[Channel]:
     for file in sorted((root / "sys/bus/i2c/drivers").glob("ina3221*/*/iio:device*/rail_name_*")):
         number = file.name.rpartition("_")[2]
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import Found, PowerSensor
+from tvm_pipeline.power import PowerSensor, Survey
 
 SOCKET = "run/jtop.sock"
 W_OF_MW = 1e-3
@@ -69,15 +69,15 @@ class Jtop(PowerSensor):
             self._client = None  # it is a thread, which starts but once
 
 
-def jtop_sensors(root: Path) -> Found:
+def jtop_sensors(root: Path) -> Survey:
     """Return the total of `jtop` where `root/run/jtop.sock` exists and its Python package can be imported."""
     if not (root / SOCKET).exists():
-        return Found([], {})
+        return Survey([], {})
     try:
         module = importlib.import_module("jtop")
     except ImportError as error:
-        return Found([], {"jtop": f"its service runs, but {error}; `pip install 'tvm-pipeline[jetson]'`"})
+        return Survey([], {"jtop": f"its service runs, but {error}; `pip install 'tvm-pipeline[jetson]'`"})
     try:
-        return Found([Jtop(module.jtop)], {})
+        return Survey([Jtop(module.jtop)], {})
     except PowerError as error:
-        return Found([], {"jtop": str(error)})
+        return Survey([], {"jtop": str(error)})

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import EnergyCounter, Found, PowerSensor, Sensor
+from tvm_pipeline.power import EnergyCounter, PowerSensor, Sensor, Survey
 
 LIBRARY = "libnvidia-ml.so.1"
 PERIOD_S = 0.1  # the driver renews its figures 10 to 50 times a second, by GPU
@@ -109,13 +109,13 @@ class _Library:
         return asked
 
 
-def nvml_sensors(root: Path, library: str = LIBRARY) -> Found:
+def nvml_sensors(root: Path, library: str = LIBRARY) -> Survey:
     """Return the GPUs of this machine that tell their energy or power; none for a `root` other than `/`.
 
     Args:
         library: the driver's library, by its path or by a name that the loader knows.
     """
-    found = Found([], {})
+    found = Survey([], {})
     if root != Path("/") and library == LIBRARY:
         return found
     try:

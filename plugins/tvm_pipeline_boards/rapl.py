@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import EnergyCounter, Found, Scope
+from tvm_pipeline.power import EnergyCounter, Scope, Survey
 from tvm_pipeline_boards.figure_files import number_of, text_of
 
 PERIOD_S = 0.001  # the processors write their counters about once in a millisecond
@@ -42,9 +42,9 @@ class RaplCounter(EnergyCounter):
         return number_of(self._file) * J_OF_UJ
 
 
-def rapl_sensors(root: Path) -> Found:
+def rapl_sensors(root: Path) -> Survey:
     """Return the counters of the zones in `root/sys/class/powercap`."""
-    found = Found([], {})
+    found = Survey([], {})
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         try:
             name = f"rapl:{_called(zone)}"

@@ -29,7 +29,7 @@ SAMPLES, SAMPLE_BYTES = 64, 64 << 20  # at most, of the library of samples; at l
 ALONE, FULL = 24, 64  # frames that are sent one after another, and at once, to learn the pace of a system
 
 
-class Answered(Protocol):
+class TaggedResult(Protocol):
     """A result: the outputs of a frame by name, and the tag that the frame was submitted with."""
 
     @property
@@ -42,7 +42,7 @@ class System(Protocol):
     """What can be tested: `Pipeline` is one, and `benchmarks/loadgen.py` has others."""
 
     def submit(self, inputs: Mapping[str, Array], *, tag: Any = None) -> object: ...
-    def results(self) -> Iterator[Answered]: ...
+    def results(self) -> Iterator[TaggedResult]: ...
     def drain(self) -> None: ...
 
 

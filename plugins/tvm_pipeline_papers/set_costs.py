@@ -54,7 +54,7 @@ def least_bottleneck_of_sets(
     """
     if not devices:
         raise OptionError("a pipeline needs at least one device")
-    last, known = len(cuts) - 1, _Evaluated(cuts, seconds)
+    last, known = len(cuts) - 1, _SetCosts(cuts, seconds)
     reached = {0: 0.0}
     came: list[dict[int, int]] = []
     for stage, device in enumerate(devices):
@@ -90,7 +90,7 @@ def least_bottleneck_of_sets(
     return SetPipeline(tuple(cuts.stages(chosen)), taken, len(known.sets))
 
 
-class _Evaluated:
+class _SetCosts:
     """The seconds of every set that was evaluated so far."""
 
     def __init__(self, cuts: Cuts, seconds: SetSeconds) -> None:

@@ -31,7 +31,7 @@ commands/         `run` and `top`
 from __future__ import annotations
 
 try:
-    from tvm_pipeline_video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
+    from tvm_pipeline_video.analysis import Analysis, Decoder, find_decoder, preprocessing_for, stream
     from tvm_pipeline_video.annotations import Annotation, Mask, draw
     from tvm_pipeline_video.application import Application, host_graph
     from tvm_pipeline_video.decoders import FAMILIES, Choice, Request, choose
@@ -40,7 +40,7 @@ try:
     from tvm_pipeline_video.errors import VideoError
     from tvm_pipeline_video.host_profile import host_devices, profile_host
     from tvm_pipeline_video.interpret import Interpretation, interpret
-    from tvm_pipeline_video.kinds import KINDS, Kind, Opening, open_source, source_kind
+    from tvm_pipeline_video.kinds import KINDS, Kind, SourceOptions, open_source, source_kind
     from tvm_pipeline_video.live_sets import LiveSet, merge
     from tvm_pipeline_video.live_source import LiveSource, LiveStatistics
     from tvm_pipeline_video.policies import Policy, Reconnect, parse_policy
@@ -63,7 +63,7 @@ __all__ = [
     "FAMILIES",
     "KINDS",
     "PRESETS",
-    "Analysed",
+    "Analysis",
     "Annotation",
     "Application",
     "Choice",
@@ -78,7 +78,6 @@ __all__ = [
     "LiveSource",
     "LiveStatistics",
     "Mask",
-    "Opening",
     "Picture",
     "Policy",
     "Preprocessing",
@@ -86,6 +85,7 @@ __all__ = [
     "Rehearsal",
     "Request",
     "Source",
+    "SourceOptions",
     "Transform",
     "VideoError",
     "VideoFile",

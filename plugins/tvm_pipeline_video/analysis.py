@@ -38,7 +38,7 @@ FrameT = TypeVar("FrameT", bound=Frame)  # live sources give a LiveFrame, which 
 
 
 @dataclass(frozen=True, slots=True)
-class Analysed(Generic[FrameT]):
+class Analysis(Generic[FrameT]):
     """A frame of the source with the model's result for it."""
 
     frame: FrameT
@@ -52,7 +52,7 @@ def stream(
     settings: Preprocessing,
     decode: Decoder | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Analysed[FrameT]]:
+) -> Iterator[Analysis[FrameT]]:
     """Run every frame of `source`; end when it ends, or with the frames inside once `stopped()` is true.
 
     `source` is one Source or LiveSource, or several of these by `merge`; another thread iterates over it.
@@ -76,7 +76,7 @@ def stream(
 
     for result in pipeline.map(pictures()):
         frame: FrameT = result.tag
-        yield Analysed(frame, result, decoded(decode, result.outputs, settings, frame) if decode else ())
+        yield Analysis(frame, result, decoded(decode, result.outputs, settings, frame) if decode else ())
 
 
 def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: Frame) -> Sequence[Annotation]:

@@ -4,7 +4,7 @@ The host operators around the model's are
 
     host/read -> host/prepare -> [the model] -> host/decode (-> host/draw) (-> host/write)
 
-Each takes all frames in order. What they know of a frame travels with it as a `Passage`. `host_graph` makes the graph
+Each takes all frames in order. What they know of a frame travels with it as a `Payload`. `host_graph` makes the graph
 that is planned, and `Application.host` the functions that a Pipeline runs.
 
 Read next: `runtime/host_work.py` (how a pipeline runs host operators) and host_profile.py (how long they take).
@@ -26,7 +26,7 @@ from tvm_pipeline.backends.ports import Array
 from tvm_pipeline.errors import OptionError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
-from tvm_pipeline_video.analysis import Analysed, Decoder, FrameT, decoded, decoder_name
+from tvm_pipeline_video.analysis import Analysis, Decoder, FrameT, decoded, decoder_name
 from tvm_pipeline_video.annotations import Annotation, draw, with_overlay
 from tvm_pipeline_video.preprocessing import Preprocessing, preprocess
 from tvm_pipeline_video.sources import LiveFrame
@@ -35,7 +35,7 @@ READ, PREPARE, DECODE, DRAW, WRITE = "host/read", "host/prepare", "host/decode",
 
 
 @dataclass(slots=True)
-class Passage(Generic[FrameT]):
+class Payload(Generic[FrameT]):
     """What the host operators of one frame hand on to one another.
 
     Attributes:
@@ -54,7 +54,7 @@ class Passage(Generic[FrameT]):
 
 
 # Writes what was found on a frame; the picture has it drawn, and is None where the graph holds no `host/draw`.
-Write = Callable[[Analysed[FrameT], "NDArray[np.uint8] | None"], None]
+Write = Callable[[Analysis[FrameT], "NDArray[np.uint8] | None"], None]
 
 
 def host_graph(model: OperatorGraph, width: int, height: int, *, draws: bool, writes: bool) -> OperatorGraph:
@@ -144,7 +144,7 @@ class Application(Generic[FrameT]):
         self._next_s: float | None = None  # when the next frame is due
         self._preprocessing, self._decoder, self._writer = preprocessing, decode, write
         self._input, self._outputs = model.inputs[0].name, model.outputs
-        functions: dict[str, Callable[[Passage[FrameT], Callable[[str], Array]], Entry | None]] = {
+        functions: dict[str, Callable[[Payload[FrameT], Callable[[str], Array]], Entry | None]] = {
             READ: self._read,
             PREPARE: self._prepare,
             DECODE: self._decode,
@@ -155,7 +155,7 @@ class Application(Generic[FrameT]):
         known_as = {DECODE: decoder_name(decode)} if decode else {}
         self.host = HostWork(graph, cast(dict[str, HostFunction], known), place, known_as)
 
-    def run(self, pipeline: FrameStream, stopped: Callable[[], bool] = lambda: False) -> Iterator[Analysed[FrameT]]:
+    def run(self, pipeline: FrameStream, stopped: Callable[[], bool] = lambda: False) -> Iterator[Analysis[FrameT]]:
         """Run every frame through a pipeline that has `host`, and yield what was found, in order.
 
         It ends when the source ends, or with the frames inside once `stopped()` is true. Close live sources as well,
@@ -169,15 +169,15 @@ class Application(Generic[FrameT]):
 
         def passages() -> Iterator[Tagged]:
             while not stopped():
-                yield Tagged({}, Passage[FrameT]())
+                yield Tagged({}, Payload[FrameT]())
 
         with host_errors():
             for result in pipeline.map(passages()):
-                passage: Passage[FrameT] = result.tag
+                passage: Payload[FrameT] = result.tag
                 frame = cast(FrameT, passage.frame)
-                yield Analysed(frame, replace(result, outputs=passage.outputs, tag=frame), passage.annotations)
+                yield Analysis(frame, replace(result, outputs=passage.outputs, tag=frame), passage.annotations)
 
-    def _read(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> Entry | None:
+    def _read(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> Entry | None:
         if passage.frame is not None:  # it runs again, because a device failed
             return None
         began_s = time.perf_counter()
@@ -198,23 +198,23 @@ class Application(Generic[FrameT]):
         passage.entered_s = entry.entered_s
         return entry
 
-    def _prepare(self, passage: Passage[FrameT], tensor: Callable[[str], Array]) -> None:
+    def _prepare(self, passage: Payload[FrameT], tensor: Callable[[str], Array]) -> None:
         preprocess(cast(FrameT, passage.frame).image, self._preprocessing, tensor(self._input))
 
-    def _decode(self, passage: Passage[FrameT], tensor: Callable[[str], Array]) -> None:
+    def _decode(self, passage: Payload[FrameT], tensor: Callable[[str], Array]) -> None:
         passage.outputs = {name: tensor(name).copy() for name in self._outputs}  # the slot is used again
         if self._decoder is not None:
             frame = cast(FrameT, passage.frame)
             passage.annotations = decoded(self._decoder, passage.outputs, self._preprocessing, frame)
 
-    def _draw(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
+    def _draw(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
             found = with_overlay(passage.annotations, self._overlay, time.perf_counter() - passage.entered_s)
             passage.picture = draw(cast(FrameT, passage.frame).image, found)
 
-    def _write(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
+    def _write(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> None:
         if self._writer is not None and not passage.written:
             frame = cast(FrameT, passage.frame)
             result = Result(frame.index, passage.outputs, time.perf_counter() - passage.entered_s, frame)
-            self._writer(Analysed(frame, result, passage.annotations), passage.picture)
+            self._writer(Analysis(frame, result, passage.annotations), passage.picture)
         passage.picture, passage.written = None, True

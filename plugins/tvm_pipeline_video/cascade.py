@@ -32,7 +32,7 @@ Cut = Callable[[Result], Sequence[Inputs | Tagged]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cascaded:
+class CascadeResult:
     """The result of a frame by the first model, and those of its crops by the second one, in the order of the cut."""
 
     first: Result
@@ -76,7 +76,7 @@ class Cascade:
     def __init__(self, first: FrameStream, second: FrameStream, cut: Cut) -> None:
         self._first, self._second, self._cut = first, second, cut
 
-    def map(self, frames: Iterable[Inputs | Tagged]) -> Iterator[Cascaded]:
+    def map(self, frames: Iterable[Inputs | Tagged]) -> Iterator[CascadeResult]:
         """Run every frame and its crops, and yield the results in order; stop both pipelines at the end.
 
         Raises what `FrameStream.map` raises of either, and what `cut` raises, after the results of the frames before.
@@ -110,7 +110,7 @@ class Cascade:
         try:
             while (entry := ahead.get()) is not None:
                 first, count = entry
-                yield Cascaded(first, tuple(self._second.result() for _ in range(count)))
+                yield CascadeResult(first, tuple(self._second.result() for _ in range(count)))
         except PipelineClosedError:
             if not failure:  # else crops of this frame are missing because of it
                 raise

@@ -32,7 +32,7 @@ from tvm_pipeline import Device, DeviceProfile, OperatorGraph, Pipeline, Plan, P
 from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.errors import PipelineTimeoutError, ProfileError
 from tvm_pipeline.runtime.host_work import Entry, HostFunction, HostWork
-from tvm_pipeline_video.application import READ, Passage, host_errors
+from tvm_pipeline_video.application import READ, Payload, host_errors
 from tvm_pipeline_video.rehearsals import Rehearsal
 from tvm_pipeline_video.sources import Frame
 
@@ -143,7 +143,7 @@ def _run(
     plan = Plan(host.graph.name, "by hand", "throughput", (stage,), Prediction())
     with host_errors(), Pipeline(compiled, plan, platform, in_flight=1, host=host) as pipeline:
         while not is_enough():
-            pipeline.submit({}, tag=Passage[Frame]())
+            pipeline.submit({}, tag=Payload[Frame]())
             until_s = time.monotonic() + PATIENCE_S
             while True:
                 try:

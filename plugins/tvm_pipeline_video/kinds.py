@@ -46,7 +46,7 @@ PICTURE_FOLDER_FPS = 25  # FFmpeg's own rate for a sequence of pictures
 _log = logging.getLogger(__name__)
 
 
-class Opening(NamedTuple):
+class SourceOptions(NamedTuple):
     """The options of `open_source`, which every kind is opened with."""
 
     limit: int | None = None
@@ -72,7 +72,7 @@ class Kind:
 
     name: str
     matches: Callable[[str], bool]
-    open: Callable[[str, Opening], Source]
+    open: Callable[[str, SourceOptions], Source]
     live: bool
     exclusive: bool
     help: str
@@ -139,7 +139,7 @@ def open_source(
     for option, value in (("limit", limit), ("timeout_s", timeout_s), ("thread_count", thread_count)):
         if value is not None and value <= 0:
             raise OptionError(f"{option} is {value} for source {shown(spec)}; give a number above 0")
-    return source_kind(spec).open(spec, Opening(limit, timeout_s, thread_count, hardware, start))
+    return source_kind(spec).open(spec, SourceOptions(limit, timeout_s, thread_count, hardware, start))
 
 
 def _scheme(spec: str) -> str:
@@ -154,7 +154,7 @@ def _is_camera(spec: str) -> bool:
     return bool(re.fullmatch(r"(?i:camera:\d+)|/dev/video\d+|/dev/v4l/.+", spec)) or Path(spec).is_char_device()
 
 
-def _open_file(spec: str, opening: Opening) -> Source:
+def _open_file(spec: str, opening: SourceOptions) -> Source:
     if scheme := _scheme(spec):
         schemes = ", ".join((*ADDRESS_SCHEMES, *STREAM_SCHEMES))
         raise OptionError(f"cannot read {shown(spec)}: {scheme}:// is not supported; give one of {schemes}")
@@ -178,7 +178,7 @@ def _check_file(spec: str) -> None:
         raise VideoError(f"{spec} is an empty file; record or copy it again")
 
 
-def _open_address(spec: str, opening: Opening) -> Source:
+def _open_address(spec: str, opening: SourceOptions) -> Source:
     name = shown(spec)
     advice = "check the address, that its server is sending, and the network"
     timeout_s = opening.timeout_s
@@ -195,7 +195,7 @@ def _open_address(spec: str, opening: Opening) -> Source:
     return _stream(name, container, stream, opening.limit, timeout_s, live)
 
 
-def _open_camera(spec: str, opening: Opening) -> Source:
+def _open_camera(spec: str, opening: SourceOptions) -> Source:
     name = spec if spec.startswith("/") else f"/dev/video{spec.rpartition(':')[2]}"
     if not Path(name).exists():
         present = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
@@ -235,14 +235,14 @@ def _is_picture(path: Path) -> bool:
     return path.suffix.lower() in PICTURES
 
 
-def _open_folder(spec: str, opening: Opening) -> Source:
+def _open_folder(spec: str, opening: SourceOptions) -> Source:
     found = [path for path in Path(spec).iterdir() if _is_picture(path) and not path.name.startswith(".")]
     if not found:
         raise VideoError(f"folder {spec} holds no pictures; put {', '.join(PICTURES)} files in it")
     return _pictures(spec, sorted(found, key=_natural), opening.limit)
 
 
-def _open_picture(spec: str, opening: Opening) -> Source:
+def _open_picture(spec: str, opening: SourceOptions) -> Source:
     _check_file(spec)
     return _pictures(spec, [Path(spec)], opening.limit)
 
@@ -280,7 +280,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", path.name)]
 
 
-def _open_synthetic(spec: str, opening: Opening) -> Source:
+def _open_synthetic(spec: str, opening: SourceOptions) -> Source:
     form = re.fullmatch(r"synthetic(?::(\d{1,9})x(\d{1,9})(?:@(\d{1,9}(?:\.\d+)?))?(?::(\d{1,18}))?)?", spec)
     width, height = (int(form[1] or 640), int(form[2] or 480)) if form else (0, 0)
     fps = float(form[3] or 30) if form else 0.0

@@ -22,7 +22,7 @@ from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline_video.analysis import Decoder
 from tvm_pipeline_video.annotations import Overlay
-from tvm_pipeline_video.application import Application, Passage, Write, host_errors, host_graph
+from tvm_pipeline_video.application import Application, Payload, Write, host_errors, host_graph
 from tvm_pipeline_video.decoding import USUAL_FPS
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.hardware import hardware_decoders
@@ -180,12 +180,12 @@ class Rehearsal:
             ran.add(plan)
             from_there = partial(self.host, start=start)
             with host_errors(), from_there() as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
-                full = turn(pipeline, lambda: Tagged({}, Passage[Frame]()), seconds)
+                full = turn(pipeline, lambda: Tagged({}, Payload[Frame]()), seconds)
             if rate_fps is None:
                 return full
             with host_errors(), from_there(rate_fps) as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
                 count = max(LEAST_FRAMES, round(seconds * rate_fps))
-                for _ in pipeline.map(Tagged({}, Passage[Frame]()) for _ in range(count)):
+                for _ in pipeline.map(Tagged({}, Payload[Frame]()) for _ in range(count)):
                     pass
                 # A core that waited between two frames is slower than one that is kept busy, so these are its times.
                 times_s = own_times_s(pipeline.records(), plan.frames_inside)

@@ -22,7 +22,7 @@ from tests.support.guests import Lamp, guests
 from tvm_pipeline.backends.contract import Delegating
 from tvm_pipeline.cli import check
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.power import Found
+from tvm_pipeline.power import Survey
 from tvm_pipeline.profiling.throttling import ThrottleWatch
 from tvm_pipeline.testing import cut_cases
 
@@ -73,7 +73,7 @@ def failed(report: Report) -> dict[tuple[str, str], str]:
 def in_this_process(monkeypatch) -> None:
     """What a child would try is tried here: a child takes two seconds to start. Models are cut at one place."""
 
-    def answers(order: check.Order, subject: str) -> Iterator[check.Claim]:
+    def answers(order: check.CheckRequest, subject: str) -> Iterator[check.Claim]:
         if order.device.startswith("host"):  # alone it is tried by `test_it_passes_on_this_machine`
             return
         for claim in (check._device_claims if order.device else check._pipeline_claims)(order):
@@ -98,7 +98,9 @@ def test_devices_that_the_pipeline_does_not_use_are_named():
     """An Edge TPU takes no ONNX model, and onnxruntime no other."""
     cores = [Device(name, "onnxruntime", (0,), "cpu") for name in ("core", "same")]
     machine = Platform("test", (*cores, Device("tpu", "edgetpu", target="usb:0"), Device("card", "gpu")))
-    pipeline, _ = check._pipeline_claims(check.Order(machine, "", {"card": "operator failed"}, 0.2, False, False))
+    pipeline, _ = check._pipeline_claims(
+        check.CheckRequest(machine, "", {"card": "operator failed"}, 0.2, False, False)
+    )
     assert pipeline.state == "passed", pipeline.told
     assert "on single (core); without card (operator failed), tpu (branches is onnx, " in pipeline.told
     assert pipeline.told.endswith(", same (core has its cores)")
@@ -328,7 +330,7 @@ class Silent(Lamp):
 
 @pytest.mark.usefixtures("no_devices")
 def test_sensors_of_power_that_read_nothing_are_named(checked):
-    found = Found([Lamp(), Silent()], {"rapl:psys": "only root may read it; run as root"})
+    found = Survey([Lamp(), Silent()], {"rapl:psys": "only root may read it; run as root"})
     with guests(sensors=lambda: found):
         code, report = checked()
     assert code == 1
@@ -337,7 +339,7 @@ def test_sensors_of_power_that_read_nothing_are_named(checked):
         ("silent", "power"): "no second reading came within 0.5 s",
         ("rapl:psys", "power"): "only root may read it; run as root",
     }
-    with guests(sensors=lambda: Found([Nothing()], {})):
+    with guests(sensors=lambda: Survey([Nothing()], {})):
         assert failed(checked()[1]) == {
             ("lamp", "power"): "the test cannot draw 0 W: its sensor stands still, or is not wired"
         }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.support.guests import Lamp, TwoModes, guests
-from tvm_pipeline.power import Found
+from tvm_pipeline.power import Survey
 
 
 def test_what_packages_know_is_listed(cli):
-    found = Found([Lamp()], {"candle": "it is out"})
+    found = Survey([Lamp()], {"candle": "it is out"})
     with guests(lambda: found, TwoModes):
         outcome = cli("devices", "--json")
         printed = cli("devices")

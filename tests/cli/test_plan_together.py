@@ -12,7 +12,7 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.testing import example_graph
 from tvm_pipeline.workflow.merged import as_one
-from tvm_pipeline.workflow.steps import Planned
+from tvm_pipeline.workflow.steps import PlanningInput
 
 PLATFORM = 'name = "box"\n[[device]]\nname = "a"\ncache_bytes = 100\n[[device]]\nname = "b"\ncache_bytes = 100\n'
 SECONDS = {"left": {"a": [0.010, 0.020], "b": [0.030, 0.025]}, "right": {"a": [0.002, 0.001], "b": [0.002, 0.001]}}
@@ -103,7 +103,7 @@ def test_bundles_of_different_platforms_are_refused():
     parts = []
     for name in ("left", "right"):
         graph = replace(example_graph(), name=name)
-        parts.append(Planned(graph, Platform(f"box of {name}", (Device("d0"),)), unmeasured(graph)))
+        parts.append(PlanningInput(graph, Platform(f"box of {name}", (Device("d0"),)), unmeasured(graph)))
     with pytest.raises(PlatformError, match=r"on platform box of left and .* on box of right"):
         as_one(("a.tar", "b.tar"), parts)
     assert len(as_one(("a.tar", "b.tar"), [parts[0], replace(parts[1], platform=parts[0].platform)]).graph) == 6

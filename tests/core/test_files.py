@@ -22,8 +22,8 @@ from tvm_pipeline.files import (
     damaged,
     forget_oldest,
     keep,
-    kept,
     locked,
+    read_kept,
     seal,
     temporary_folder,
 )
@@ -164,12 +164,12 @@ def test_a_private_folder_that_others_can_use_is_not_taken(make, places):
 
 def test_what_is_kept_comes_back_unless_it_was_changed(tmp_path, caplog):
     path = tmp_path / "cache" / "one.json"
-    assert kept(path) is None
+    assert read_kept(path) is None
     keep(path, b"one\ntwo")
-    assert kept(path) == b"one\ntwo"
+    assert read_kept(path) == b"one\ntwo"
     assert not caplog.records
     path.write_bytes(path.read_bytes().replace(b"two", b"too"))
-    assert kept(path) is None
+    assert read_kept(path) is None
     assert f"{path} is damaged" in caplog.text
     (tmp_path / "file").touch()
     keep(tmp_path / "file" / "one", b"")

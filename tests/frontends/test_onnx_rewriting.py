@@ -23,7 +23,7 @@ from tvm_pipeline.frontends import load, parse_values
 from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES, MOST_NODES
 from tvm_pipeline.frontends.onnx_graph import OnnxGraph
 from tvm_pipeline.frontends.onnx_inlining import all_nodes
-from tvm_pipeline.frontends.onnx_known import Known
+from tvm_pipeline.frontends.onnx_known import KnownTensors
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -174,7 +174,7 @@ def test_what_is_known_of_shapes_and_values() -> None:
     ]
     weights = {"zero": np.array(0), "first": np.array([0]), "huge": np.array([10**6, 10**6])}
     weights |= {"column": np.array([2, 1]), "row": np.array([2])}
-    known = Known(onnx.load_from_string(onnx_bytes(nodes, weights)))
+    known = KnownTensors(onnx.load_from_string(onnx_bytes(nodes, weights)))
     for each in nodes:
         known.learn(each)
     assert {name: known.values[name].tolist() for name in ("rows", "square", "y")} == {

@@ -12,7 +12,7 @@ from tests.support.guests import Lamp, TwoModes, guests
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import read_toml
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import Found, Meter, Scope, chosen_sensor, power_modes, survey
+from tvm_pipeline.power import Meter, Scope, Survey, chosen_sensor, power_modes, survey
 
 PAGE = Path(__file__).parents[2] / "docs" / "power.md"
 
@@ -56,8 +56,8 @@ def test_a_package_that_cannot_be_imported_is_named(
 
 
 def test_the_best_sensor_covers_most_and_is_found_first() -> None:
-    def lamps() -> Found:
-        found = Found([], {})
+    def lamps() -> Survey:
+        found = Survey([], {})
         scopes: dict[str, Scope] = {"a": "part", "b": "unit", "c": "board", "d": "board"}
         for name, scope in scopes.items():
             lamp = Lamp()
@@ -71,7 +71,7 @@ def test_the_best_sensor_covers_most_and_is_found_first() -> None:
 
 def test_without_a_package_no_sensor_and_no_mode_is_known() -> None:
     with guests():
-        assert survey() == Found([], {})
+        assert survey() == Survey([], {})
         machine = power_modes()
     assert (machine.modes(), list(machine.described()), machine.environment()) == ((), [], {})
     assert not machine.is_set(PowerMode("5W", 1))

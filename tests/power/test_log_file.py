@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import Found, Meter, chosen_sensor
+from tvm_pipeline.power import Meter, Survey, chosen_sensor
 from tvm_pipeline.power.log_file import LogFile
 
 ZONE = timezone(timedelta(hours=2))
@@ -77,7 +77,7 @@ def test_a_meter_reads_a_log_while_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "usb.csv"
     begin_s = time.time()
     path.write_text("time,power_w\n" + "".join(f"{begin_s - 20 + step},50\n" for step in range(20)))
-    log = chosen_sensor(Found([], {}), str(path))
+    log = chosen_sensor(Survey([], {}), str(path))
     assert log is not None
     assert (log.name, log.period_s) == (str(path), pytest.approx(1))
     log.period_s = 0.01
@@ -223,13 +223,13 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(PowerError, match="it is no regular file"):
-            chosen_sensor(Found([], {}), str(path))
+            chosen_sensor(Survey([], {}), str(path))
 
 
 def test_neither_a_sensor_nor_a_file(tmp_path: Path) -> None:
     missing = tmp_path / "missing.csv"
     with pytest.raises(PowerError, match="no sensor of this machine has this name, and no file is there; it has no"):
-        chosen_sensor(Found([], {}), str(missing))
+        chosen_sensor(Survey([], {}), str(missing))
     with pytest.raises(PowerError, match="No such file"):
         LogFile(missing)
-    assert chosen_sensor(Found([], {})) is None
+    assert chosen_sensor(Survey([], {})) is None

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER, MOST_WAITED, Window
-from tvm_pipeline.profiling.timings import Believed, Timing, best_reference_s, median_interval, relative_half_width
+from tvm_pipeline.profiling.timings import (
+    Timing,
+    TrustedTimings,
+    best_reference_s,
+    median_interval,
+    relative_half_width,
+)
 
 
 def chance_of_a_miss(n: int, k: int) -> float:
@@ -88,7 +94,7 @@ def test_switches_count_where_the_kernel_does_not_tell_how_long_they_took() -> N
 
 def test_undisturbed_timings_are_believed_as_they_are() -> None:
     timings = [Timing(0.01, QUIET), Timing(0.03, WAITED), Timing(0.012, QUIET)]
-    found = Believed(timings, best_reference_s(timing.window for timing in timings), 2)
+    found = TrustedTimings(timings, best_reference_s(timing.window for timing in timings), 2)
     assert not found.is_doubtful
     assert found.seconds.tolist() == [0.01, 0.012]
     assert found.uncertainty == pytest.approx(0.001 / 0.011)
@@ -96,7 +102,7 @@ def test_undisturbed_timings_are_believed_as_they_are() -> None:
 
 def test_too_few_are_joined_by_the_least_disturbed_without_what_others_took() -> None:
     timings = [Timing(0.02, WAITED), Timing(0.01, QUIET), Timing(0.0125, STOLEN), Timing(0.015, SLOWED)]
-    found = Believed(timings, 1e-4, 3)
+    found = TrustedTimings(timings, 1e-4, 3)
     assert found.is_doubtful
     assert sorted(found.seconds) == pytest.approx([0.01, 0.01, 0.012])
     # The interval is 0.002 wide, and a fifth is the loss of the middle one.

@@ -21,7 +21,7 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.runtime import Adaptation
 from tvm_pipeline.runtime.replanning import NEARLY, LimitWatch, gain, nearest_plan, quick_plan
-from tvm_pipeline.runtime.strategy import TICK_S, CoreLoad, Seen
+from tvm_pipeline.runtime.strategy import TICK_S, CoreLoad, RecentFrames
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}
 # Best cut in the middle: 62.5 frames a second, replicas make 50.
@@ -197,7 +197,7 @@ def test_no_plan_gains_more_than_is_known_without_a_search(data: st.DataObject):
     strategy.expect(measured)
     strategy.begin(problem, running)
     strategy.factors = {name: data.draw(st.floats(0.3, 3)) for name in APART}
-    strategy.seen = [Seen(0.01, 0.0, 1.0, 0.0)] * 2
+    strategy.seen = [RecentFrames(0.01, 0.0, 1.0, 0.0)] * 2
     now = strategy.scaled(problem)
     most = strategy._most_gain(problem, now, running)
     assert all(strategy.corrected(gain(now, plan, running), plan, running) <= most + 1e-9 for plan in plans)

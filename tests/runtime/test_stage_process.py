@@ -21,7 +21,7 @@ from tests.support.crashes import AddOne, held
 from tests.support.fake_backend import fake_platform
 from tvm_pipeline import processes
 from tvm_pipeline.backends import stage_process
-from tvm_pipeline.backends.stage_process import Order, StageProcess
+from tvm_pipeline.backends.stage_process import StageProcess, StageRequest
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError, StageError
@@ -45,7 +45,7 @@ def test_one_that_never_reads_its_long_order_holds_nobody_up(tmp_path: Path, mon
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     operators = tuple(f"operator_with_a_name_{index}" for index in range(20_000))
-    process = StageProcess(Order(("fake",), str(tmp_path), operators, DEVICE), 0.3)
+    process = StageProcess(StageRequest(("fake",), str(tmp_path), operators, DEVICE), 0.3)
     with pytest.raises(StageError, match=r"to operator_with_a_name_19999 on d0 did not make its stage within 0.3 s"):
         _ = process.ports
     process.close()

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from tvm_pipeline.core.power_mode import PowerMode
-from tvm_pipeline.power import Found, PowerModes, PowerSensor, Scope, doors
+from tvm_pipeline.power import PowerModes, PowerSensor, Scope, Survey, doors
 
 
 @contextmanager
 def guests(
-    sensors: Callable[[], Found] | None = None, power_modes: Callable[[], PowerModes | None] | None = None
+    sensors: Callable[[], Survey] | None = None, power_modes: Callable[[], PowerModes | None] | None = None
 ) -> Iterator[None]:
     """Make these functions the only entry points for sensors and for power modes; without any, no package has one."""
     found = {doors.SENSORS: sensors, doors.POWER_MODES: power_modes}

@@ -23,7 +23,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.alignment import align
 from tvm_pipeline.tvm.kernels import Entry, Kernel, Source
-from tvm_pipeline.tvm.numbering import Numbered, numbered
+from tvm_pipeline.tvm.numbering import NumberedOperators, numbered
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.extraction import analyse
 from tvm_pipeline.tvm.relay.fold import fast_context
@@ -226,7 +226,7 @@ def test_a_shortcut_stays_the_shortcut_where_another_target_fuses_the_addition_i
     assert fused_into[0] != fused_into[1], "both fuse it into the same convolution: nothing was tested"
 
 
-def adds_convolutions(found: Numbered, number: int) -> bool:
+def adds_convolutions(found: NumberedOperators, number: int) -> bool:
     return all(value[0] >= 0 and found.kinds[value[0]][0] == "conv2d" for value in found.reads[number])
 
 

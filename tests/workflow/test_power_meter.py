@@ -8,7 +8,7 @@ from tests.profiling.test_joules import PACE, Counting, profiled, working
 from tests.support.guests import guests
 from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import OptionError, PowerError
-from tvm_pipeline.power import Found
+from tvm_pipeline.power import Survey
 from tvm_pipeline.workflow.power_meter import opened_meter, required_sensor, with_joules
 
 
@@ -25,7 +25,7 @@ def test_without_a_sensor_there_is_no_meter() -> None:
 def test_power_without_a_sensor_says_what_was_looked_for_and_what_to_do() -> None:
     with guests(), pytest.raises(PowerError, match=r"No installed package looks for any\. Give the log of a meter"):
         required_sensor("")
-    nothing = Found([], {"candle": "it is out"}, ("lamps", "candles"))
+    nothing = Survey([], {"candle": "it is out"}, ("lamps", "candles"))
     said = r"Looked for lamps, candles; candle cannot be read: it is out.*`power_sensor` FILE, or state `active_w`"
     with guests(lambda: nothing), pytest.raises(PowerError, match=said):
         required_sensor("")

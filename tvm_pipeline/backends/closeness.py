@@ -39,7 +39,7 @@ def roundings_of(kinds: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class Difference:
     """How far two tensors are apart.
 
     Attributes:
@@ -78,7 +78,7 @@ class Apart:
         return self.worst <= max(factor * tolerance * self.largest, float(np.finfo("float32").tiny))
 
 
-def difference(expected: tuple[Port, Array], found: tuple[Port, Array], precision: str = "float64") -> Apart:
+def difference(expected: tuple[Port, Array], found: tuple[Port, Array], precision: str = "float64") -> Difference:
     """Return how far two tensors, each with the port that says how it lies in memory, are apart.
 
     Args:
@@ -90,11 +90,13 @@ def difference(expected: tuple[Port, Array], found: tuple[Port, Array], precisio
         dtype = min(dtype, precision, key=lambda name: np.dtype(name).itemsize)
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
-        return Apart(np.inf, 0.0, 1.0, np.inf, dtype)
+        return Difference(np.inf, 0.0, 1.0, np.inf, dtype)
     one, difference = one[finite], np.abs(one[finite] - other[finite])
     if not one.size:
-        return Apart(0.0, 0.0, 0.0, 0.0, dtype)
+        return Difference(0.0, 0.0, 0.0, 0.0, dtype)
     values = float(np.linalg.norm(one))
     error = float(np.linalg.norm(difference))
     relative = error / values if values else float(np.inf if error else 0.0)
-    return Apart(float(difference.max()), float(np.abs(one).max()), float((difference > 0).mean()), relative, dtype)
+    return Difference(
+        float(difference.max()), float(np.abs(one).max()), float((difference > 0).mean()), relative, dtype
+    )

@@ -59,7 +59,7 @@ Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StageRequest:
     """What a child is to make: some operators of the model saved in `folder`, on a device.
 
     `backends` are those of the platform: together they load the model.
@@ -75,7 +75,7 @@ class Order:
         return f"{first} to {others[-1]} on {self.device.label}" if others else f"{first} on {self.device.label}"
 
 
-def own_child(order: Order) -> Child:
+def own_child(order: StageRequest) -> Child:
     return Child(f"{__name__}:serve", msgspec.json.encode(order))
 
 
@@ -89,7 +89,7 @@ class DeviceProcesses:
         self._lock = threading.Lock()
         self._children: dict[tuple[str, str], Child] = {}  # by the device's backend and target
 
-    def seat(self, order: Order) -> Seat:
+    def seat(self, order: StageRequest) -> Seat:
         """Return a seat in the process of the order's device; raise OSError if that cannot be started."""
         device = order.device.backend, order.device.target
         with self._lock:
@@ -116,7 +116,9 @@ class StageProcess:
         start: gives the child, or a seat in one.
     """
 
-    def __init__(self, order: Order, making_s: float, start: Callable[[Order], Child] = own_child) -> None:
+    def __init__(
+        self, order: StageRequest, making_s: float, start: Callable[[StageRequest], Child] = own_child
+    ) -> None:
         self._order, self.making_s = order, making_s
         self._until_s = time.monotonic() + making_s  # when the stage must be made
         self._waiting = threading.Lock()  # held by the thread that waits for an answer
@@ -140,7 +142,7 @@ class StageProcess:
     def _loaded(self) -> tuple[Ports, list[Array], list[Array]]:
         answer, descriptors = self._receive(self._until_s, "make its stage")
         if not descriptors:
-            raise _told(answer, self._order)
+            raise _child_error(answer, self._order)
         ports = msgspec.json.decode(answer, type=Ports)
         return ports, *shared_arrays(descriptors[0], *ports)
 
@@ -162,7 +164,7 @@ class StageProcess:
             self._child.send(what)
         answer, _ = self._receive(None if limit_s is None else time.monotonic() + limit_s, what.decode())
         if answer != DONE:
-            raise _told(answer, self._order)
+            raise _child_error(answer, self._order)
 
     def close(self) -> None:
         """End the child, by force where a thread still waits for it; that thread closes again when it hears of it.
@@ -206,7 +208,9 @@ class StageProcess:
 class IsolatedStage(StageRunner):
     """A stage in a child: the StageRunner. The child begins to load at once, so several do so at the same time."""
 
-    def __init__(self, order: Order, making_s: float, start: Callable[[Order], Child] = own_child) -> None:
+    def __init__(
+        self, order: StageRequest, making_s: float, start: Callable[[StageRequest], Child] = own_child
+    ) -> None:
         self._process = StageProcess(order, making_s, start)
 
     @property
@@ -251,7 +255,7 @@ def _end(child: Child, what: str) -> None:
         )
 
 
-def _told(answer: bytes, order: Order) -> Exception:
+def _child_error(answer: bytes, order: StageRequest) -> Exception:
     """Return the error that a child has met."""
     name, text = msgspec.json.decode(answer, type=tuple[str, str])
     return TYPES[name](text) if name in TYPES else RunError(f"{name}: {text} (in the process of {order})")
@@ -277,10 +281,10 @@ def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Por
 # The child
 
 
-def serve(told: bytes, channel: socket.socket) -> None:
+def serve(request: bytes, channel: socket.socket) -> None:
     """Make the stage that is ordered, then do what each message says until no more can come."""
     faulthandler.enable(all_threads=False)  # the other threads go on: to read their frames may crash, too
-    order = msgspec.json.decode(told, type=Order)
+    order = msgspec.json.decode(request, type=StageRequest)
     for task in os.listdir("/proc/self/task") if order.device.cores else ():
         os.sched_setaffinity(int(task), order.device.cores)  # the threads that these start stay there, too
     with ExitStack() as opened:
@@ -305,7 +309,7 @@ def serve_device(_: bytes, channel: socket.socket) -> None:
     kept = ExitStack()  # the stage that ended last
     lock, running, failed = threading.Lock(), 0, False
 
-    def sit(order: Order, link: socket.socket) -> None:
+    def sit(order: StageRequest, link: socket.socket) -> None:
         nonlocal kept, running, failed
         stage = ExitStack()
 
@@ -335,12 +339,12 @@ def serve_device(_: bytes, channel: socket.socket) -> None:
                 break
             with lock:
                 running += 1
-            pool.submit(sit, msgspec.json.decode(told, type=Order), socket.socket(fileno=descriptors[0]))
+            pool.submit(sit, msgspec.json.decode(told, type=StageRequest), socket.socket(fileno=descriptors[0]))
         pool.shutdown()
         kept.close()
 
 
-def _load(order: Order, opened: ExitStack) -> CompiledModel:
+def _load(order: StageRequest, opened: ExitStack) -> CompiledModel:
     backend = opened.enter_context(closing(compose(order.backends)))
     return opened.enter_context(closing(backend.load(Path(order.folder), [order.device])))
 
@@ -356,7 +360,7 @@ def _serve(make: Callable[[], StageRunner], channel: socket.socket) -> bool:
         send(channel, msgspec.json.encode((runner.inputs, runner.outputs)), kept)
         os.close(kept)
     except Exception as error:  # whatever it is, the parent must hear of it
-        channel.send(_telling(error))
+        channel.send(_encoded_error(error))
         return False
     went_well = True
     while what := channel.recv(16):
@@ -368,7 +372,7 @@ def _serve(make: Callable[[], StageRunner], channel: socket.socket) -> bool:
             channel.send(DONE)
         except Exception as error:
             went_well = False
-            channel.send(_telling(error))
+            channel.send(_encoded_error(error))
     return went_well
 
 
@@ -378,5 +382,5 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _telling(error: Exception) -> bytes:
+def _encoded_error(error: Exception) -> bytes:
     return msgspec.json.encode((type(error).__name__, str(error)[:MOST_TEXT]))

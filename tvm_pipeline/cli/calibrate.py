@@ -19,7 +19,7 @@ from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.report.tables import duration, percent, size
-from tvm_pipeline.workflow.calibrating import Calibrated, CalibratedPlatform, calibrate_platform
+from tvm_pipeline.workflow.calibrating import CalibratedDevices, CalibratedPlatform, calibrate_platform
 
 
 def command(
@@ -66,7 +66,7 @@ def write_and_show(found: CalibratedPlatform, output: Path, json: bool) -> None:
     show(f"{output} has the models; `tvm-pipeline plan MODEL --platform {output}` plans with them", json)
 
 
-def constants_table(group: Calibrated) -> TextTable:
+def constants_table(group: CalibratedDevices) -> TextTable:
     """Return the constants of equal devices before and after, and how well the stages determine them."""
     calibration = group.found.calibration
     rows = tuple(
@@ -110,7 +110,7 @@ def _factor(constant: Constant) -> float:
     return math.exp(1.96 * constant.sd)
 
 
-def _json(group: Calibrated) -> dict[str, Any]:
+def _json(group: CalibratedDevices) -> dict[str, Any]:
     calibration, found = group.found.calibration, group.found
     return {
         "devices": group.names,

@@ -69,10 +69,10 @@ class NotTriedError(Exception):
     """A claim cannot be tried here; the message is the reason."""
 
 
-Told: TypeAlias = tuple[str, dict[str, float]]  # what holds, with figures
+Finding: TypeAlias = tuple[str, dict[str, float]]  # what holds, with figures
 
 
-class Order(msgspec.Struct):
+class CheckRequest(msgspec.Struct):
     """What a child is to try: the device of that name; without a name the pipeline over all devices.
 
     Attributes:
@@ -111,7 +111,7 @@ def command(
     check_outputs(output, inputs=(platform,))
     machine = replace(read_platform(platform) if platform else this_machine(None), power_modes=())
     claims = []
-    for claim in _claims(Order(machine, "", {}, 60 * minutes, pull, stand_ins)):
+    for claim in _claims(CheckRequest(machine, "", {}, 60 * minutes, pull, stand_ins)):
         show(with_options(f"{claim.state:9}  {claim.subject}: {claim.claim}: {claim.told}"), False)
         claims.append(claim)
     about = {**environment(versions_of(machine)), OWN_PACKAGE: version(OWN_PACKAGE)}
@@ -122,7 +122,7 @@ def command(
     raise typer.Exit(int("failed" in states))
 
 
-def _claims(order: Order) -> Iterator[Claim]:
+def _claims(order: CheckRequest) -> Iterator[Claim]:
     watch = ThrottleWatch()
     watch.look_now()
     for line in left_out():
@@ -144,7 +144,7 @@ def _claims(order: Order) -> Iterator[Claim]:
     yield _tried("machine", "throttling", partial(_throttling, watch))
 
 
-def _answers(order: Order, subject: str) -> Iterator[Claim]:
+def _answers(order: CheckRequest, subject: str) -> Iterator[Claim]:
     """Yield what a child tells of each claim; once it crashes or hangs, the claims that are left are not tried."""
     claims = ("detection", *ON_DEVICE) if order.device else ("pipeline", "pulled device")
     limit_s = LIMIT_S + (0 if order.device else order.seconds)
@@ -167,14 +167,14 @@ def _answers(order: Order, subject: str) -> Iterator[Claim]:
             return
 
 
-def serve(told: bytes, channel: socket.socket) -> None:
+def serve(request: bytes, channel: socket.socket) -> None:
     """Be a child that tries what it is told, and sends a message for each claim."""
-    order = msgspec.json.decode(told, type=Order)
+    order = msgspec.json.decode(request, type=CheckRequest)
     for claim in (_device_claims if order.device else _pipeline_claims)(order):
         channel.send(msgspec.json.encode(claim))
 
 
-def _tried(subject: str, claim: str, attempt: Callable[[], Told]) -> Claim:
+def _tried(subject: str, claim: str, attempt: Callable[[], Finding]) -> Claim:
     try:
         return Claim(subject, claim, "passed", *attempt())
     except NotTriedError as error:
@@ -188,7 +188,7 @@ def _tried(subject: str, claim: str, attempt: Callable[[], Told]) -> Claim:
 # The machine
 
 
-def _versions(machine: Platform) -> Told:
+def _versions(machine: Platform) -> Finding:
     """Compare what is installed with the extras of this package. An extra counts if all that it names is installed."""
     extras: dict[str, list[Requirement]] = {}
     for requirement in map(Requirement, requires(OWN_PACKAGE) or ()):
@@ -205,7 +205,7 @@ def _versions(machine: Platform) -> Told:
     return named or "the packages of each extra have its versions", {}
 
 
-def _clocks() -> Told:
+def _clocks() -> Finding:
     modes = power_modes()
     if unsteady := modes.unsteady():
         raise PlatformError(unsteady)
@@ -236,7 +236,7 @@ def _power() -> Iterator[Claim]:
         yield Claim("machine", "power", "not tried", f"no sensor was found of {', '.join(found.looked_for)}")
 
 
-def _throttling(watch: ThrottleWatch) -> Told:
+def _throttling(watch: ThrottleWatch) -> Finding:
     if watch.begun:
         raise PlatformError(f"the machine was throttled: {watch.begun}; cool it, or feed it more current")
     if not watch.can_tell:
@@ -248,11 +248,11 @@ def _throttling(watch: ThrottleWatch) -> Told:
 # One device, in a child
 
 
-def _device_claims(order: Order) -> Iterator[Claim]:
+def _device_claims(order: CheckRequest) -> Iterator[Claim]:
     device = order.machine.device(order.device)
     settled: list[Device] = []
 
-    def detected() -> Told:
+    def detected() -> Finding:
         found = find_backend(device.backend).settle(device)
         if found.stand_in and not order.stand_ins:
             raise PlatformError(f"{found.stand_in} stands in for it")
@@ -267,13 +267,13 @@ def _device_claims(order: Order) -> Iterator[Claim]:
             yield Claim("", name, "not tried", "detection failed")
 
 
-def _operator(backend: Backend, device: Device) -> Told:
+def _operator(backend: Backend, device: Device) -> Finding:
     frames = [CONVOLUTION.frame(number) for number in range(REPEATS)]
     with _computed(backend, device, CONVOLUTION, frames, "update the device's driver"):
         return "a convolution gives what numpy gives", {}
 
 
-def _transfers(backend: Backend, device: Device) -> Told:
+def _transfers(backend: Backend, device: Device) -> Finding:
     """Have numbers doubled, which changes no bit of a float but its exponent, and time how they travel."""
     limit = 2**23 if _format([device])[0] == "onnx" else 2**6
     frame = np.random.default_rng(0).integers(-limit, limit, ADDITION.shape)
@@ -290,12 +290,12 @@ def _transfers(backend: Backend, device: Device) -> Told:
     return f"{told}receives {received / 1e9:.3g} GB/s and sends {sent / 1e9:.3g} GB/s", rates
 
 
-def _slices(backend: Backend, device: Device) -> Told:
+def _slices(backend: Backend, device: Device) -> Finding:
     check_backend(backend, BRANCHES.written(_format([device])[0]), [device])
     return "all cuts, pipelines and a saved model give the bits of the unsplit model", {}
 
 
-ON_DEVICE: Mapping[str, Callable[[Backend, Device], Told]] = {
+ON_DEVICE: Mapping[str, Callable[[Backend, Device], Finding]] = {
     "operator": _operator,
     "transfers": _transfers,
     "slices": _slices,
@@ -344,12 +344,12 @@ def _computed(
 # The pipeline, in a child
 
 
-def _pipeline_claims(order: Order) -> Iterator[Claim]:
+def _pipeline_claims(order: CheckRequest) -> Iterator[Claim]:
     """Yield that no frame is lost, and that none is where a device is pulled out."""
     failures: list[str] = []
     yield (whole := _tried("", "pipeline", partial(_pipeline, order, failures)))
 
-    def pulled() -> Told:
+    def pulled() -> Finding:
         if not order.pull:
             raise NotTriedError("it takes --pull, and somebody who pulls a device out")
         if whole.state != "passed" or not failures:
@@ -359,7 +359,7 @@ def _pipeline_claims(order: Order) -> Iterator[Claim]:
     yield _tried("", "pulled device", pulled)
 
 
-def _pipeline(order: Order, failures: list[str]) -> Told:
+def _pipeline(order: CheckRequest, failures: list[str]) -> Finding:
     """Run frames through a pipeline over all devices that can be used; tell which it does not use, and why."""
     usable = [device for device in order.machine.devices if device.name not in order.unused]
     format, refused = _format(usable)

@@ -22,7 +22,7 @@ from tvm_pipeline.files import check_distinct, write_bytes
 from tvm_pipeline.frontends import check_there
 from tvm_pipeline.planning.deployment import Demand, deploy
 from tvm_pipeline.report.tables import deployment_table
-from tvm_pipeline.workflow.steps import Planned, plan_json, planned
+from tvm_pipeline.workflow.steps import PlanningInput, plan_json, planned
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def command(
         show(with_options(found.why), json)
 
 
-def _write(output: Path, sources: Sequence[Planned], plans: Sequence[Plan], models: Sequence[str]) -> None:
+def _write(output: Path, sources: Sequence[PlanningInput], plans: Sequence[Plan], models: Sequence[str]) -> None:
     """Write the plans as text, and a bundle of each that can run, with its stages prepared for the same devices."""
     names = [f"{index}-{plan.graph}" for index, plan in enumerate(plans)]
     check_distinct([output / f"{name}.tar" for name in names], models)

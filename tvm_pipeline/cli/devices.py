@@ -17,7 +17,7 @@ from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, power_modes, survey
+from tvm_pipeline.power import MeanPower, Sensor, Survey, mean_watts, power_modes, survey
 from tvm_pipeline.report import devices_table, sensors_table
 from tvm_pipeline.tvm.installed_ir import described
 from tvm_pipeline.workflow.applications import applications
@@ -42,7 +42,7 @@ def command(
     _, settled = settle_platform(with_engines(given, engines))
     if output:
         write_bytes(output, platform_toml(settled).encode())
-    found = Found([], {}) if platform else survey()
+    found = Survey([], {}) if platform else survey()
     now = mean_watts(found.sensors)
     obstacles = found.obstacles | now.obstacles
     if json:

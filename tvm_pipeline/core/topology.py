@@ -47,7 +47,7 @@ def topological_order(
         >>> topological_order(before, successors(before), "last")
         [1, 0, 2, 3]
     """
-    count = _Unmet(before, after)
+    count = _InDegrees(before, after)
     order: list[int] = []
     if choose == "least":
         heap = count.ready  # ascending, so it is a heap already
@@ -101,7 +101,7 @@ def find_cycle(before: Sequence[Sequence[int] | set[int]], order: Iterable[int])
     return cycle[::-1]
 
 
-class _Unmet:
+class _InDegrees:
     """The count of unmet needs of each node, which is the state of Kahn's algorithm."""
 
     def __init__(self, before: Sequence[Sequence[int] | set[int]], after: Neighbours) -> None:
@@ -125,7 +125,7 @@ def _alone_ready(order: Iterable[int], before: Neighbours, after: Neighbours) ->
 
     If a second node were ready at the same time, no path would join the two.
     """
-    count = _Unmet(before, after)
+    count = _InDegrees(before, after)
     ready = len(count.ready)
     alone = set()
     for node in order:

@@ -76,7 +76,7 @@ def check_rate(rate_fps: float | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class FrameTimes:
     """The times of a frame: it arrived, got a slot, was done in the last stage, and left after all earlier frames."""
 
     frame: int
@@ -100,7 +100,7 @@ class Simulation:
 
     statistics: RunStatistics
     events: tuple[Bar, ...]
-    passages: tuple[Passage, ...]
+    passages: tuple[FrameTimes, ...]
     dropped: tuple[int, ...]
 
 
@@ -267,7 +267,7 @@ class _Run:
         self.order: list[int] = []  # the frames that entered
         self.done: dict[int, float] = {}
         self.events: list[Bar] = []
-        self.passages: list[Passage] = []
+        self.passages: list[FrameTimes] = []
         self.dropped: list[int] = []
 
     def through(self, arrived: Sequence[float]) -> Simulation:
@@ -381,6 +381,6 @@ class _Run:
         while self.inside and self.inside[0] in self.done:
             frame = self.inside.popleft()
             self.passages.append(
-                Passage(frame, self.arrived[frame], self.entered[frame], self.done[frame], left_s=self.now)
+                FrameTimes(frame, self.arrived[frame], self.entered[frame], self.done[frame], left_s=self.now)
             )
         self.admit()

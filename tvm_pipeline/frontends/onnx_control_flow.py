@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 
 from tvm_pipeline.core.deadline import Deadline
 from tvm_pipeline.frontends.onnx_inlining import Names, all_nodes, copied, inlined, label, prune, replace_nodes
-from tvm_pipeline.frontends.onnx_known import Known
+from tvm_pipeline.frontends.onnx_known import KnownTensors
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 MOST_COPIES = 256  # of a loop's body
@@ -50,7 +50,7 @@ def without_control_flow(model: Any, path: Any) -> list[str]:
     """
     if not any(node.op_type in CONTROL_FLOW for node in model.graph.node):
         return []
-    flattening = _Flattening(model, path)
+    flattening = _Flattener(model, path)
     copies = flattening.flat(model.graph.node)
     known = {value.name: value for value in copies.types}
     for value in (*model.graph.output, *model.graph.value_info):
@@ -64,7 +64,7 @@ def without_control_flow(model: Any, path: Any) -> list[str]:
     return [*copies.notes(), *flattening.notes()]
 
 
-class _Stays(Exception):  # noqa: N818  it never leaves this file
+class _FlatteningError(Exception):
     """Control flow stays: its copies are more than the limits of a model allow, or it has control flow that stays."""
 
 
@@ -87,7 +87,7 @@ class _Copies:
         return [f"{text} ({count})" if count > 1 else text for text, count in self.done.items()]
 
 
-class _Flattening:
+class _Flattener:
     """Goes through the nodes of a model once, in their order: what is known of a node's inputs is known when it comes.
 
     Nodes of a subgraph that takes the place of an If or a Loop are gone through at that place.
@@ -95,7 +95,7 @@ class _Flattening:
 
     def __init__(self, model: Any, path: Any) -> None:
         self._names = Names(model.graph)
-        self._known = Known(model)
+        self._known = KnownTensors(model)
         self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         remedy = "export the model without loops, or with fewer steps"
         self._deadline = Deadline(f"{path}: taking out its control flow", LONGEST_S, remedy)
@@ -111,7 +111,7 @@ class _Flattening:
             self._deadline.check(label(node))
             try:
                 copies = replace[node.op_type](node) if node.op_type in replace and not node.domain else None
-            except _Stays:
+            except _FlatteningError:
                 copies = None
             if copies is not None:
                 made.take(copies)
@@ -149,7 +149,7 @@ class _Flattening:
         self._nodes_left -= 1 + len(graph.node)
         self._bytes_left -= sum(part.ByteSize() for part in parts)
         if min(self._nodes_left, self._bytes_left) < 0:
-            raise _Stays
+            raise _FlatteningError
         nodes, weights, found = inlined(graph, inputs, outputs, self._names)
         for weight in weights:
             self._add_weight(copies, weight)
@@ -319,7 +319,7 @@ class _Flattening:
         begin = len(copies.nodes)
         found = self._inline(copies, body, inputs, [""] * len(body.output))
         if any(node.op_type in CONTROL_FLOW for node in copies.nodes[begin:]):
-            raise _Stays
+            raise _FlatteningError
         return found
 
     def _hand_on(self, copies: _Copies, states: Sequence[str], outputs: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tvm_pipeline.backends.contract import Array, Backend, Order, Port, StageRunner
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.backends.stage_process import IsolatedStage
-from tvm_pipeline.backends.stage_process import Order as StageOrder
+from tvm_pipeline.backends.stage_process import StageRequest as StageOrder
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.platform import Device, Platform

@@ -18,10 +18,10 @@ def folded(model: Model) -> Model:
     from onnx import numpy_helper
 
     from tvm_pipeline.frontends.onnx_inlining import prune, replace_nodes
-    from tvm_pipeline.frontends.onnx_known import Known
+    from tvm_pipeline.frontends.onnx_known import KnownTensors
 
     proto = with_fixed_inputs(model)
-    known, kept, outputs = Known(proto), [], {value.name for value in proto.graph.output}
+    known, kept, outputs = KnownTensors(proto), [], {value.name for value in proto.graph.output}
     try:
         for node in proto.graph.node:
             values = {attribute.name: attribute.t for attribute in node.attribute if attribute.HasField("t")}

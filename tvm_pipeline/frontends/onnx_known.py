@@ -31,7 +31,7 @@ _FOLLOWED = {
 }
 
 
-class Known:
+class KnownTensors:
     """Shapes of the tensors of a graph, and the values of some.
 
     onnx infers the types of the whole graph once. `learn` then goes on node by node, in the order of the graph, since

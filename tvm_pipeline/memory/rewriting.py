@@ -239,7 +239,7 @@ class _Readers:
 
 
 @dataclass(slots=True)
-class _Made:
+class _Draft:
     """A buffer in the making."""
 
     name: str
@@ -253,7 +253,7 @@ class _Made:
 class _Channels:
     """A buffer with some of the channels of a tensor."""
 
-    buffer: _Made
+    buffer: _Draft
     channels: int
 
 
@@ -266,8 +266,8 @@ class _Rewriter:
         self.old = {buffer.name: buffer for buffer in memory.buffers}
         self.operators: list[str] = []
         self.workspace: list[int] = []
-        self.overwrites: list[list[_Made]] = []
-        self.buffers: list[_Made] = []
+        self.overwrites: list[list[_Draft]] = []
+        self.buffers: list[_Draft] = []
         self.parts: dict[str, list[_Channels]] = {}  # for each tensor the buffers that it lies in
 
     def run(self, chosen: set[str]) -> MemoryGraph:
@@ -312,7 +312,7 @@ class _Rewriter:
         if carried:
             self.add(index, "[requantize]", [total], [self.whole(tensor)], [total])
 
-    def in_parts(self, index: int, reads: list[_Channels], made: _Made) -> None:
+    def in_parts(self, index: int, reads: list[_Channels], made: _Draft) -> None:
         for number, part in enumerate(reads):
             self.add(index, f"[{number}]", [part.buffer], [made], [part.buffer])
 
@@ -327,17 +327,17 @@ class _Rewriter:
             parts.append(_Channels(made, part.channels * tensor.shape[-1] // channels))
         self.parts[tensor.name] = parts
 
-    def whole(self, tensor: Tensor) -> _Made:
+    def whole(self, tensor: Tensor) -> _Draft:
         made = self.buffer(tensor.name, self.old[tensor.name].bytes, self.old[tensor.name].pinned)
         self.parts[tensor.name] = [_Channels(made, tensor.shape[-1] if tensor.shape else 1)]
         return made
 
-    def buffer(self, name: str, size: int, pinned: bool = False) -> _Made:
-        self.buffers.append(_Made(name, size, pinned))
+    def buffer(self, name: str, size: int, pinned: bool = False) -> _Draft:
+        self.buffers.append(_Draft(name, size, pinned))
         return self.buffers[-1]
 
     def add(
-        self, index: int, suffix: str, reads: list[_Made], writes: list[_Made], overwrites: Iterable[_Made]
+        self, index: int, suffix: str, reads: list[_Draft], writes: list[_Draft], overwrites: Iterable[_Draft]
     ) -> None:
         """Add an operator in the position of operator `index`; it may overwrite buffers only if that one may."""
         here = len(self.operators)

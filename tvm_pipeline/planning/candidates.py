@@ -51,7 +51,7 @@ MOST_SIMPLE = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The result of the searches.
 
     Attributes:
@@ -65,11 +65,11 @@ class Found:
     error: NoPlanError | None = None
 
 
-def find_candidates(problem: Problem, deadline: float | None) -> Found:
+def find_candidates(problem: Problem, deadline: float | None) -> SearchResult:
     """Return the distinct plans of all schedulers that compete, and the bound that holds for all plans of these."""
     # The downsets are listed once for all schedulers that cut the graph anywhere.
     cuts = listed_ideals(problem.graph)
-    bound_of_every_plan = BoundOfAll(problem, deadline)
+    bound_of_every_plan = LazyBound(problem, deadline)
     plans, errors = made(_makers(problem, deadline, cuts, bound_of_every_plan))
     if problem.stages is not None:
         plans = [plan for plan in plans if len(plan.stages) == problem.stages]
@@ -79,10 +79,10 @@ def find_candidates(problem: Problem, deadline: float | None) -> Found:
     if plans and (bound is None or not any(reaches(plan, bound) for plan in plans)):
         bound = better_bound(problem, bound, bound_of_every_plan())
     # Of the errors, that of the search for pipelines tells most: it is the widest search that always runs.
-    return Found(distinct, bound, errors.get("pipeline"))
+    return SearchResult(distinct, bound, errors.get("pipeline"))
 
 
-class BoundOfAll:
+class LazyBound:
     """The bound of all plans that `best` considers, computed when it is first asked for."""
 
     def __init__(self, problem: Problem, deadline: float | None) -> None:
@@ -107,7 +107,7 @@ def bound_within(problem: Problem, deadline: float | None = None) -> tuple[float
     return lower_bound(problem, now + left_s, again=shares_replicas(problem) or _revisits(problem))
 
 
-def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: BoundOfAll) -> dict[str, Maker]:
+def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: LazyBound) -> dict[str, Maker]:
     """Return the schedulers that compete for the objective of the problem, by name, the simplest first."""
 
     def left() -> Problem:

@@ -28,7 +28,7 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.errors import InfeasibleError, OptionError, SearchTimeError
 from tvm_pipeline.planning.together.deployment_judge import Demand, held_together, judge_deployment
-from tvm_pipeline.planning.together.first_deployment import First, first_deployment
+from tvm_pipeline.planning.together.first_deployment import FirstDeployment, first_deployment
 from tvm_pipeline.planning.together.load_bound import least_utilisation
 from tvm_pipeline.planning.together.placed_together import most_literals, placed_together
 
@@ -174,7 +174,7 @@ def _searched(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[St
     return plans, bound
 
 
-def _repeated(demands: Sequence[Demand], first: First, bound: float, deadline: float) -> First:
+def _repeated(demands: Sequence[Demand], first: FirstDeployment, bound: float, deadline: float) -> FirstDeployment:
     """Return the best first deployment of several, which begin with other random numbers, until the deadline."""
     for seed in range(1, MOST_SEEDS):
         if time.monotonic() >= deadline or bound >= first.utilisation * (1 - PROVEN):

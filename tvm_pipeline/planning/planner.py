@@ -38,7 +38,7 @@ from tvm_pipeline.errors import (
 )
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
 from tvm_pipeline.planning.bus_simulation import chosen_by_simulation, shares_a_bus
-from tvm_pipeline.planning.candidates import Found, bound_within, find_candidates
+from tvm_pipeline.planning.candidates import SearchResult, bound_within, find_candidates
 from tvm_pipeline.planning.large_graphs import Maker, chain_of, made, with_time_left
 from tvm_pipeline.planning.measured import SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import BEST, LIMITS, SCHEDULERS, Scheduler, check_scheduler
@@ -168,7 +168,7 @@ def _check_declared(problem: Problem, scheduler: str, declared: Scheduler) -> No
         )
 
 
-def _searched(problem: Problem, scheduler: str, deadline: float | None) -> Found:
+def _searched(problem: Problem, scheduler: str, deadline: float | None) -> SearchResult:
     """Search without activations and without the stages that were measured as a whole, which searches do not count.
 
     The bound of this relaxation is one of the problem, unless stages were measured as a whole.
@@ -191,7 +191,7 @@ def _searched(problem: Problem, scheduler: str, deadline: float | None) -> Found
         raise LimitMissedError(
             f"the plan of scheduler {scheduler} is refused: {error}; use {declared.instead}"
         ) from error
-    return Found([plan], plan.bound)
+    return SearchResult([plan], plan.bound)
 
 
 def _what_is_possible(problem: Problem) -> str:
@@ -257,7 +257,7 @@ def _first(refused: dict[Plan, PlanError]) -> str:
 def _decided(
     problem: Problem,
     scheduler: str,
-    found: Found,
+    found: SearchResult,
     kept: list[Plan],
     refused: dict[Plan, PlanError],
     deadline: float | None,

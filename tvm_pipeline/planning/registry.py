@@ -23,7 +23,7 @@ from tvm_pipeline.planning.measured import Cut, by_predictions, corrected
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 from tvm_pipeline.planning.search.revisits import revisits
-from tvm_pipeline.plugins import Plugged
+from tvm_pipeline.plugins import PluginTable
 
 # The limits of a Problem, by the names of its fields.
 LIMITS = ("children_together", "min_throughput_fps", "max_latency_s")
@@ -107,7 +107,7 @@ OWN: dict[str, Scheduler] = {
         by_predictions, "stages measured until the plan stays, for Edge TPUs", THROUGHPUT, cut=corrected
     ),
 }
-SCHEDULERS = Plugged[Scheduler](
+SCHEDULERS = PluginTable[Scheduler](
     "tvm_pipeline.schedulers", "scheduler", OWN, lambda loaded: isinstance(loaded, Scheduler), "docs/schedulers.md"
 )
 

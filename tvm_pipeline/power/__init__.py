@@ -18,12 +18,11 @@ from tvm_pipeline.power.choice import MeanPower, chosen_sensor, mean_watts
 from tvm_pipeline.power.doors import power_modes, survey
 from tvm_pipeline.power.meter import Energy, Meter
 from tvm_pipeline.power.modes import PowerModes
-from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Reading, Scope, Sensor, Sum
+from tvm_pipeline.power.sensor import EnergyCounter, PowerSensor, Reading, Scope, Sensor, Sum, Survey
 
 __all__ = [
     "Energy",
     "EnergyCounter",
-    "Found",
     "MeanPower",
     "Meter",
     "PowerMode",
@@ -33,6 +32,7 @@ __all__ = [
     "Scope",
     "Sensor",
     "Sum",
+    "Survey",
     "chosen_sensor",
     "mean_watts",
     "power_modes",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power.log_file import LogFile
-from tvm_pipeline.power.sensor import Found, Reading, Sensor, Sum
+from tvm_pipeline.power.sensor import Reading, Sensor, Sum, Survey
 
 
 class MeanPower(NamedTuple):
@@ -24,7 +24,7 @@ class MeanPower(NamedTuple):
     obstacles: dict[str, str]
 
 
-def chosen_sensor(found: Found, wanted: str = "") -> Sensor | None:
+def chosen_sensor(found: Survey, wanted: str = "") -> Sensor | None:
     """Return the sensor that is wanted, or the best one.
 
     Args:
@@ -73,7 +73,7 @@ def mean_watts(sensors: Sequence[Sensor], seconds: float = 0.5) -> MeanPower:
     return measured
 
 
-def _listed(found: Found) -> str:
+def _listed(found: Survey) -> str:
     names = ", ".join(f"{sensor.name} ({sensor.covers})" for sensor in found.sensors)
     refused = "; ".join(f"{name} cannot be read: {reason}" for name, reason in found.obstacles.items())
     return "; ".join(part for part in (f"there are {names}" if names else "it has no sensor to read", refused) if part)

@@ -11,28 +11,28 @@ from importlib.metadata import EntryPoint
 
 from tvm_pipeline.plugins import entry_points
 from tvm_pipeline.power.modes import PowerModes
-from tvm_pipeline.power.sensor import Found
+from tvm_pipeline.power.sensor import Survey
 
-SENSORS = "tvm_pipeline.sensors"  # each is a function without arguments that returns a `Found`
+SENSORS = "tvm_pipeline.sensors"  # each is a function without arguments that returns a `Survey`
 POWER_MODES = "tvm_pipeline.power_modes"  # each is a function without arguments that returns PowerModes, or None
 ORDER = ("board", "unit", "part")
 
 _log = logging.getLogger(__name__)
 
 
-def survey() -> Found:
+def survey() -> Survey:
     """Return the sensors that installed packages find now, the best first, and why others cannot be read.
 
     A sensor of the whole board is better than one of a processor, which is better than one of a part of it. Of two
     sensors that cover as much, the one found earlier is the better one.
     """
-    found = Found([], {})
+    found = Survey([], {})
     for entry in _installed(SENSORS):
         try:
-            more: Found = entry.load()()
+            more: Survey = entry.load()()
         except ImportError as error:
-            more = Found([], {entry.name: str(error)})
-        found = Found(
+            more = Survey([], {entry.name: str(error)})
+        found = Survey(
             [*found.sensors, *more.sensors], found.obstacles | more.obstacles, (*found.looked_for, *more.looked_for)
         )
     found.sensors.sort(key=lambda sensor: ORDER.index(sensor.scope))

@@ -140,7 +140,7 @@ class Sum(Sensor):
             part.close()
 
 
-class Found(NamedTuple):
+class Survey(NamedTuple):
     """The sensors of a machine, or those of one kind.
 
     Attributes:

@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tvm_pipeline.profiling.disturbance import Watch
 from tvm_pipeline.profiling.patience import Patience, pause
-from tvm_pipeline.profiling.timings import Believed, best_reference_s, time_in_windows, undisturbed
+from tvm_pipeline.profiling.timings import TrustedTimings, best_reference_s, time_in_windows, undisturbed
 
 BATCHES = 4
 
 
 def time_calls(
     bind: Callable[[], None], call: Callable[[], object], repeats: int, cores: Sequence[int] = ()
-) -> Believed:
+) -> TrustedTimings:
     """Time calls in a thread of their own until enough are undisturbed, or for four times as long as they take once.
 
     The first call does not count. `timings` of the result has the seconds and the window of every call in order, also
@@ -32,7 +32,7 @@ def time_calls(
         cores: those of the device, for what is observed of them.
     """
 
-    def timed() -> Believed:
+    def timed() -> TrustedTimings:
         bind()
         call()
         with Watch(cores) as watch:
@@ -47,7 +47,7 @@ def time_calls(
                 best_s = best_reference_s(timing.window for timing in timings)
                 lacking = repeats - len(undisturbed(timings, best_s))
                 if not patience.lasts(spent_s(), lacking):
-                    return Believed(timings, best_s, max(repeats // 2, 1))
+                    return TrustedTimings(timings, best_s, max(repeats // 2, 1))
                 pause(spent_s() / BATCHES)
                 timings += time_in_windows(watch, call, min(lacking, max(repeats // BATCHES, 1)))
 

@@ -39,10 +39,10 @@ def computed_runner(compiled: CompiledModel, device: Device) -> StageRunner:
     with ExitStack() as opened:
         runners = [opened.enter_context(closing(compiled.stage(names, device))) for names in stages]
         opened.pop_all()
-    return runners[0] if len(runners) == 1 else _InTurn(runners)
+    return runners[0] if len(runners) == 1 else _StageSequence(runners)
 
 
-class _InTurn(StageRunner):
+class _StageSequence(StageRunner):
     """Stages of one device that run one after another, each on inputs of its own."""
 
     def __init__(self, runners: Sequence[StageRunner]) -> None:

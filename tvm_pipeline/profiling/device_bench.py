@@ -17,7 +17,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.profiling.bound import in_bound_thread, in_bound_threads
 from tvm_pipeline.profiling.computed import computed_runner, computed_stages
 from tvm_pipeline.profiling.disturbance import Watch
-from tvm_pipeline.profiling.estimates import Measured
+from tvm_pipeline.profiling.estimates import DeviceTimings
 from tvm_pipeline.profiling.links import SIZES
 from tvm_pipeline.profiling.timings import Rows, Timing, time_in_windows
 
@@ -37,7 +37,7 @@ class Bench:
         self.runner = computed_runner(compiled, device)
         self._inputs = [input_for_timing(compiled.graph, port) for port in self.runner.inputs]
         self._outputs = [port.buffer() for port in self.runner.outputs]
-        self.measured = Measured()
+        self.measured = DeviceTimings()
         self.spent_s = 0.0
 
     def close(self) -> None:

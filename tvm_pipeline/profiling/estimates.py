@@ -15,14 +15,14 @@ from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Transfer
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.links import SIZES, fit_transfer
-from tvm_pipeline.profiling.timings import Believed, Rows, Samples, Timing, best_reference_s, relative_half_width
+from tvm_pipeline.profiling.timings import Rows, Samples, Timing, TrustedTimings, best_reference_s, relative_half_width
 
 # The reference kernel tells nothing beside other devices: it is fastest in a moment in which they do not work.
 BESIDE_OTHERS = 0.0
 
 
 @dataclass
-class Measured:
+class DeviceTimings:
     """All that was timed on one device, or on several equal ones.
 
     Attributes:
@@ -40,7 +40,7 @@ class Measured:
     busy: list[Timing] = field(default_factory=list)
 
     @classmethod
-    def of_one(cls, parts: Iterable[Measured]) -> Measured:
+    def of_one(cls, parts: Iterable[DeviceTimings]) -> DeviceTimings:
         """Return what was timed on several devices as if they were one."""
         found = cls()
         for part in parts:
@@ -59,11 +59,11 @@ class Estimate:
     """The figures of a device, and the passes that they rest on: alone, and beside other devices."""
 
     figures: DeviceProfile
-    whole: Believed
-    busy: Believed
+    whole: TrustedTimings
+    busy: TrustedTimings
 
 
-def estimate(graph: OperatorGraph, measured: Measured, least: int, stages: Sequence[Sequence[str]]) -> Estimate:
+def estimate(graph: OperatorGraph, measured: DeviceTimings, least: int, stages: Sequence[Sequence[str]]) -> Estimate:
     """Return the figures of a device; an operator that is in no stage has no seconds.
 
     The uncertainty of an operator is that of its share of the model and that of the whole model's time, which were
@@ -78,8 +78,8 @@ def estimate(graph: OperatorGraph, measured: Measured, least: int, stages: Seque
     rows = _undisturbed(measured.operators, best_s, least)[:, computed]
     median = np.median(rows, axis=0)
     low, high = np.quantile(rows, [0.25, 0.75], axis=0)
-    whole = Believed(measured.whole, best_s, least)
-    busy = Believed(measured.busy, BESIDE_OTHERS, least)
+    whole = TrustedTimings(measured.whole, best_s, least)
+    busy = TrustedTimings(measured.busy, BESIDE_OTHERS, least)
     receive, send = (_fitted(samples, best_s, least) for samples in (measured.received, measured.sent))
     compute_s = whole.median - sum(moved_s(graph, stage, receive, send) for stage in stages)
     if compute_s <= 0:  # The transfers take nearly all the time, and the difference is noise.

@@ -12,7 +12,7 @@ from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER, MOST_WAITED, observable
 from tvm_pipeline.profiling.estimates import Estimate
 from tvm_pipeline.profiling.rounds import Rounds
-from tvm_pipeline.profiling.timings import Believed, Timing, undisturbed
+from tvm_pipeline.profiling.timings import Timing, TrustedTimings, undisturbed
 
 MOST_NAMED = 4  # operators in a line
 
@@ -42,7 +42,7 @@ def borrowed(group: Sequence[Device], found: Estimate, rounds: Rounds) -> list[s
     """Return a warning for each device that has the figures of its equals because too few passes of its own count."""
     warnings = []
     for device in group:
-        own = Believed(rounds.of([device]).whole, rounds.best_alone_s(device), rounds.least)
+        own = TrustedTimings(rounds.of([device]).whole, rounds.best_alone_s(device), rounds.least)
         if own.is_doubtful and not found.whole.is_doubtful:
             warnings.append(
                 f"device {device.name} was disturbed ({losses(own.timings, own.best_s)}): of {len(own.timings)} passes "

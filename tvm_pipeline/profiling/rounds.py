@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.profiling.device_bench import Bench, together
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER
-from tvm_pipeline.profiling.estimates import BESIDE_OTHERS, Measured, undisturbed_rows
+from tvm_pipeline.profiling.estimates import BESIDE_OTHERS, DeviceTimings, undisturbed_rows
 from tvm_pipeline.profiling.patience import Patience, pause
-from tvm_pipeline.profiling.timings import Believed, Timing, undisturbed
+from tvm_pipeline.profiling.timings import Timing, TrustedTimings, undisturbed
 from tvm_pipeline.profiling.twins import equal_devices, slower
 
 _log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ class Rounds:
             self._doubt_difference(group, patience.until_s)
         self.again_s = self.spent_s - once_s
 
-    def of(self, devices: Iterable[Device]) -> Measured:
+    def of(self, devices: Iterable[Device]) -> DeviceTimings:
         """Return what was measured on these devices, as if they were one."""
-        return Measured.of_one(self._benches[device].measured for device in devices)
+        return DeviceTimings.of_one(self._benches[device].measured for device in devices)
 
     def stages(self, device: Device) -> list[list[str]]:
         """Return the operators that a device computes, in the stages of a pass."""
@@ -95,7 +95,7 @@ class Rounds:
         self._look()
         _log.info(line)
 
-    def _sweep(self, lacking: Mapping[Device, Lacking]) -> None:
+    def _sweep(self, lacking: Mapping[Device, MissingPasses]) -> None:
         """Measure once again on each device that lacks undisturbed passes, then wait for a moment."""
         begin_s = self.spent_s
         for device, (rows, passes, _) in lacking.items():
@@ -109,13 +109,13 @@ class Rounds:
                 together([self._benches[device] for device in devices], min(busy, self._each))
         self._paused_s += pause(self.spent_s - begin_s)
 
-    def _lacking(self) -> dict[Device, Lacking]:
+    def _lacking(self) -> dict[Device, MissingPasses]:
         found = {}
         wanted = self._each * ROUNDS
         for device, bench in self._benches.items():
             measured, best_s = bench.measured, self.best_alone_s(device)
             wanted_busy = wanted * sum(device in devices for devices in self._sets)
-            found[device] = Lacking(
+            found[device] = MissingPasses(
                 rows=max(self.least - undisturbed_rows(measured.operators, best_s), 0),
                 passes=max(wanted - len(undisturbed(measured.whole, best_s)), 0),
                 busy=max(wanted_busy - len(undisturbed(measured.busy, BESIDE_OTHERS)), 0),
@@ -153,11 +153,11 @@ class Rounds:
 
     def _slower(self, timings: Mapping[Device, Sequence[Timing]]) -> dict[Device, float]:
         return slower(
-            {device: Believed(found, self.best_alone_s(device), self.least) for device, found in timings.items()}
+            {device: TrustedTimings(found, self.best_alone_s(device), self.least) for device, found in timings.items()}
         )
 
 
-class Lacking(NamedTuple):
+class MissingPasses(NamedTuple):
     """How many undisturbed passes a device lacks: over the operators, over the whole model, and beside others."""
 
     rows: int

@@ -70,7 +70,7 @@ def undisturbed(timings: Iterable[Timing], best_s: float) -> list[Timing]:
 
 
 @dataclass(frozen=True)
-class Believed:
+class TrustedTimings:
     """The timings of one thing that are believed, out of all that were taken.
 
     Attributes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.profiling import disturbance
-from tvm_pipeline.profiling.timings import Believed, median_interval
+from tvm_pipeline.profiling.timings import TrustedTimings, median_interval
 
 SYSTEM = Path("/sys/devices/system/cpu")
 DIFFERENCE = 0.02  # equal devices that differ by less are alike
@@ -48,7 +48,7 @@ def core_kinds() -> dict[int, tuple[str, ...]]:
     return found
 
 
-def slower(group: Mapping[Device, Believed]) -> dict[Device, float]:
+def slower(group: Mapping[Device, TrustedTimings]) -> dict[Device, float]:
     """Return by how much devices of a group are slower than its fastest one, beyond their confidence intervals.
 
     Devices without enough undisturbed timings are left out: nothing is known of them.

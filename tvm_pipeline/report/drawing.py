@@ -13,7 +13,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, describe
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import replacing
-from tvm_pipeline.report.layered import BOX, Point, Sheet, counted, folded_sheet, layered, legend, ways
+from tvm_pipeline.report.layered import BOX, Point, Sheet, counted, folded_sheet, layered, legend, tensor_paths
 
 # Light enough to be written on in black; neighbours differ in lightness as well as in hue.
 PALETTE = ("#9ecae9", "#ffbf79", "#88d27a", "#f2a0a0", "#d3c0e8", "#f2dc6b", "#83bcb6", "#d8b5a5", "#c8c8c8")
@@ -91,7 +91,7 @@ def _paint_links(axes: Any, sheet: Sheet) -> None:
 
     heads: dict[int, list[Point]] = {1: [], -1: []}
     curves, colours = [], []
-    for way in ways(sheet):
+    for way in tensor_paths(sheet):
         curve = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4] if len(way.points) == 4 else None
         curves.append(Curve(way.points, curve))
         colours.append(CUT if way.crosses else INK)

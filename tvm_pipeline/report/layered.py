@@ -208,7 +208,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PathSegment:
     """A piece of a tensor's path: the points of a cubic curve, or the two ends of a line.
 
     Attributes:
@@ -221,13 +221,13 @@ class Way:
     arrives: int
 
 
-def ways(sheet: Sheet) -> Iterator[Way]:
+def tensor_paths(sheet: Sheet) -> Iterator[PathSegment]:
     """Yield the paths of all tensors, piece by piece."""
     cut_rows = {vertex.row for vertex in sheet.at if vertex.kind == "cut"}
     for upper, (x, y) in sheet.at.items():
         if upper.kind == "thread":
             # A thread passes straight between the boxes of its row.
-            yield Way(((x, y - BOX / 2), (x, y + BOX / 2)), upper.row in cut_rows, 0)
+            yield PathSegment(((x, y - BOX / 2), (x, y + BOX / 2)), upper.row in cut_rows, 0)
         begin = y + sheet.forward(upper) * BOX / 2
         for lower in upper.below:
             end_x, lower_y = sheet.at[lower]
@@ -239,7 +239,7 @@ def ways(sheet: Sheet) -> Iterator[Way]:
                 bend = min(0.15 + 0.08 * abs(end_x - x), 1.3 * PITCH)
             points = (x, begin), (x, begin + sheet.forward(upper) * bend), (end_x, end - forward * bend), (end_x, end)
             crosses = not cut_rows.isdisjoint((upper.row, lower.row))
-            yield Way(points, crosses, 0 if lower.kind == "thread" else forward)
+            yield PathSegment(points, crosses, 0 if lower.kind == "thread" else forward)
 
 
 def legend(graph: OperatorGraph, plan: Plan) -> list[str]:

@@ -18,7 +18,7 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.errors import NoPlanError, PlanError
-from tvm_pipeline.plugins import Plugged
+from tvm_pipeline.plugins import PluginTable
 from tvm_pipeline.runtime.replanning import (
     gain,
     judged_now,
@@ -137,7 +137,7 @@ def _kept(plan: Plan, factors: dict[str, float], then: dict[str, float], promise
 
 
 OFF = "off"
-STRATEGIES = Plugged[type[Strategy]](
+STRATEGIES = PluginTable[type[Strategy]](
     "tvm_pipeline.strategies",
     "strategy",
     {"replan": Adaptation},

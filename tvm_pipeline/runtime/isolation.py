@@ -27,7 +27,7 @@ from tvm_pipeline.backends.carried import with_carry, without_carry
 from tvm_pipeline.backends.contract import CompiledModel, Delegating, StageRunner
 from tvm_pipeline.backends.registry import own_process
 from tvm_pipeline.backends.stage_process import DeviceProcesses as DeviceProcesses
-from tvm_pipeline.backends.stage_process import IsolatedStage, Order, own_child
+from tvm_pipeline.backends.stage_process import IsolatedStage, StageRequest, own_child
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -68,7 +68,7 @@ def isolated(
     with ExitStack() as stack:
         if processes is None:
             stack.callback((processes := DeviceProcesses()).end)
-        starts: dict[str, Callable[[Order], Child]] = {}
+        starts: dict[str, Callable[[StageRequest], Child]] = {}
         for device in platform.devices:
             if own_process(device):
                 starts[device.name] = processes.seat
@@ -111,7 +111,7 @@ class IsolatedModel(Delegating):
         backends: tuple[str, ...],
         folder: str,
         making_s: float,
-        starts: Mapping[str, Callable[[Order], Child]],
+        starts: Mapping[str, Callable[[StageRequest], Child]],
     ) -> None:
         super().__init__(compiled)
         self._backends, self._folder, self._making_s, self._starts = backends, folder, making_s, starts
@@ -121,7 +121,7 @@ class IsolatedModel(Delegating):
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         if device.name not in self._starts:
             return super().stage(operators, device)
-        order = Order(self._backends, self._folder, tuple(operators), device)
+        order = StageRequest(self._backends, self._folder, tuple(operators), device)
         stage = IsolatedStage(order, self._making_s, self._starts[device.name])
         self._stages.add(stage)
         if self._over:  # `end` came meanwhile, and may not have seen it

@@ -41,7 +41,7 @@ STARVED = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecentFrames:
     """The latest frames of one worker.
 
     Attributes:
@@ -71,7 +71,7 @@ class Strategy(ABC):
 
     def __init__(self) -> None:
         self.factors: dict[str, float] = {}
-        self.seen: list[Seen | None] = []
+        self.seen: list[RecentFrames | None] = []
         self._expected_s: list[tuple[str, float]] = []
         self._off: dict[tuple[Stage, ...], float] = {}
         self._cores = CoreLoad()
@@ -164,7 +164,7 @@ class Strategy(ABC):
                 self.factors[device.name] = 1 + (self.factors[device.name] - 1) * KEPT
 
 
-def _seen(record: StageRecord) -> Seen | None:
+def _seen(record: StageRecord) -> RecentFrames | None:
     samples = list(record.samples)
     forgotten = record.frames - len(samples)
     warm = samples[max(0, COLD_FRAMES - forgotten) :]
@@ -179,7 +179,7 @@ def _seen(record: StageRecord) -> Seen | None:
     busy = worked_s / max(waited_s + worked_s, 1e-12)
     low_s, high_s = median_interval([s.compute_s + s.transfer_s for s in some])
     compute_s, transfer_s = median(s.compute_s for s in some), median(s.transfer_s for s in some)
-    return Seen(compute_s, transfer_s, busy, (high_s - low_s) / 2 / max(compute_s + transfer_s, 1e-12))
+    return RecentFrames(compute_s, transfer_s, busy, (high_s - low_s) / 2 / max(compute_s + transfer_s, 1e-12))
 
 
 class CoreLoad:

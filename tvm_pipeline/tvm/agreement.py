@@ -32,7 +32,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import relayout
 from tvm_pipeline.errors import ModelError, RunError
-from tvm_pipeline.files import cache_folder, keep, kept
+from tvm_pipeline.files import cache_folder, keep, read_kept
 from tvm_pipeline.tvm.compiled_model import TvmModel
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.tvm_errors import TVMError, reason
@@ -103,11 +103,11 @@ def _record(model: TvmModel[Any], devices: Sequence[Device]) -> Path | None:
 
 def _remembered(record: Path | None) -> Refused | None:
     """Return what was found before; None where nothing was, or where the file is damaged."""
-    content = kept(record) if record else None
+    content = read_kept(record) if record else None
     return None if content is None else msgspec.json.decode(content, type=Refused)
 
 
-def _check_operators(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound]) -> Refused:
+def _check_operators(graph: OperatorGraph, first: _BoundDevice, others: Sequence[_BoundDevice]) -> Refused:
     """Run each operator on every device from the tensors of the first one; return what GPUs must not compute."""
     refused: Refused = {}
     tensors = _frame(graph)
@@ -135,7 +135,7 @@ def _check_operators(graph: OperatorGraph, first: _Bound, others: Sequence[_Boun
 
 
 def _difference(
-    graph: OperatorGraph, operator: Operator, made: Tensors, first: _Bound, other: _Bound, tensors: Tensors
+    graph: OperatorGraph, operator: Operator, made: Tensors, first: _BoundDevice, other: _BoundDevice, tensors: Tensors
 ) -> str:
     """Return why another device must not compute an operator of which the first one made `made`; empty where it may.
 
@@ -163,7 +163,7 @@ def _difference(
     return ""
 
 
-def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound], refused: Refused) -> None:
+def _check_cuts(graph: OperatorGraph, first: _BoundDevice, others: Sequence[_BoundDevice], refused: Refused) -> None:
     """Run random cuts, their stages on the first device and another one in turns, against the unsplit model.
 
     Operators that the other device must not compute are left out: their results are those of the unsplit model, and
@@ -192,7 +192,9 @@ def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound], r
                     )
 
 
-def _unsplit(graph: OperatorGraph, first: _Bound, left_out: Collection[str], frame: Tensors) -> tuple[Tensors, Tensors]:
+def _unsplit(
+    graph: OperatorGraph, first: _BoundDevice, left_out: Collection[str], frame: Tensors
+) -> tuple[Tensors, Tensors]:
     """Return of the unsplit model what the operators that are left out make, and all that cuts without them make.
 
     The first device runs the model in one stage, or in several around the operators that are left out.
@@ -248,7 +250,7 @@ class _UnableError(ModelError):
         self.why = why
 
 
-class _Bound:
+class _BoundDevice:
     """A device, and a thread that is bound to it, since the caller's own thread must stay bound to none."""
 
     def __init__(self, model: TvmModel[Any], device: Device, thread: ThreadPoolExecutor) -> None:
@@ -304,6 +306,6 @@ class _Bound:
 
 
 @contextmanager
-def _bound(model: TvmModel[Any], device: Device) -> Iterator[_Bound]:
+def _bound(model: TvmModel[Any], device: Device) -> Iterator[_BoundDevice]:
     with ThreadPoolExecutor(1) as thread:
-        yield _Bound(model, device, thread)
+        yield _BoundDevice(model, device, thread)

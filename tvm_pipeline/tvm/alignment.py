@@ -20,7 +20,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.tensor_layout import logical_shape
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.kernels import Entry, Kernel
-from tvm_pipeline.tvm.numbering import WEIGHT, Numbered, Value, numbered
+from tvm_pipeline.tvm.numbering import WEIGHT, NumberedOperators, Value, numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _free(name: str, taken: set[str]) -> str:
     return name
 
 
-def _check_same(name: str, first: Numbered, other: Numbered) -> None:
+def _check_same(name: str, first: NumberedOperators, other: NumberedOperators) -> None:
     """Raise ModelError at the first operator that differs, or reads other tensors."""
     rows = [[*zip(one.kinds, one.reads, strict=True), (("the end", 0), one.heads)] for one in (first, other)]
     for number, (mine, its) in enumerate(zip(*rows, strict=False)):
@@ -138,7 +138,7 @@ def _check_same(name: str, first: Numbered, other: Numbered) -> None:
             )
 
 
-def _groups(known: Sequence[Numbered], given: Sequence[Sequence[Sequence[Value]]]) -> list[list[int]]:
+def _groups(known: Sequence[NumberedOperators], given: Sequence[Sequence[Sequence[Value]]]) -> list[list[int]]:
     """Return the operators that must run together, in an order that can run, as near to the first library's as can be.
 
     The operators of a group are in the first library's order. `given` is what `_given` returns, for each library.
@@ -181,7 +181,7 @@ def _groups(known: Sequence[Numbered], given: Sequence[Sequence[Sequence[Value]]
     return found
 
 
-def _members(one: Numbered, group_of: dict[int, int], labels: list[str]) -> dict[str, tuple[int, ...]]:
+def _members(one: NumberedOperators, group_of: dict[int, int], labels: list[str]) -> dict[str, tuple[int, ...]]:
     """Return the kernels of each group."""
     held: dict[str, set[int]] = {label: set() for label in labels}
     for operator, (kernel, _) in enumerate(one.places):
@@ -189,7 +189,7 @@ def _members(one: Numbered, group_of: dict[int, int], labels: list[str]) -> dict
     return {label: tuple(sorted(kernels)) for label, kernels in held.items()}
 
 
-def _given(kernels: Sequence[Kernel], one: Numbered, heads: Sequence[Entry]) -> list[tuple[Value, ...]]:
+def _given(kernels: Sequence[Kernel], one: NumberedOperators, heads: Sequence[Entry]) -> list[tuple[Value, ...]]:
     """Return the values that each kernel is given: all fields of a split where it reads one behind glue.
 
     What the glue in front of an output is given counts to the kernel that computes the output.

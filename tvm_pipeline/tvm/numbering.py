@@ -30,7 +30,7 @@ _CONSTANT: _Origin = (-2, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NumberedOperators:
     """The operators of one library by their numbers.
 
     Attributes:
@@ -48,7 +48,7 @@ class Numbered:
     heads: tuple[Value, ...]
 
 
-def numbered(kernels: Sequence[Kernel], heads: Sequence[Entry]) -> Numbered:
+def numbered(kernels: Sequence[Kernel], heads: Sequence[Entry]) -> NumberedOperators:
     """Number the operators of a library, depth first from the entries that are the model's outputs."""
     numbers: dict[_Place, int] = {}
     roots = [_origin(kernels, head)[:2] for head in heads]
@@ -70,7 +70,7 @@ def numbered(kernels: Sequence[Kernel], heads: Sequence[Entry]) -> Numbered:
         return (numbers[kernel, position], field) if kernel >= 0 else (kernel, position)
 
     outputs = [[_origin(kernels, (index, o)) for o in range(len(k.outputs))] for index, k in enumerate(kernels)]
-    return Numbered(
+    return NumberedOperators(
         tuple(kernels[kernel].operators[position] for kernel, position in numbers),
         tuple(tuple(map(value, _arguments(kernels, place))) for place in numbers),
         tuple(numbers),

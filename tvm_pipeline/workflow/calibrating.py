@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class CalibratedDevices:
     """Equal devices, with the model that the measurements on the first of them give.
 
     Attributes:
@@ -73,7 +73,7 @@ class CalibratedPlatform:
     """
 
     platform: Platform
-    groups: tuple[Calibrated, ...]
+    groups: tuple[CalibratedDevices, ...]
     left_out: Mapping[str, str]
     comments: tuple[str, ...]
 
@@ -115,7 +115,7 @@ def calibrate_platform(
         )
     models = {source: load(source, shapes) for source in sources}
     platform = platform or this_machine(models[sources[0]])
-    here, left_out = _here(platform)
+    here, left_out = _local_devices(platform)
     for line in left_out.values():
         _log.warning(line)
     for device in here:
@@ -126,7 +126,7 @@ def calibrate_platform(
             f"no device of platform {platform.name} can be calibrated: {'; '.join(left_out.values())}. Plug one in, or "
             "give the platform of this machine, as `tvm-pipeline devices` writes it"
         )
-    groups: list[Calibrated] = []
+    groups: list[CalibratedDevices] = []
     refused: list[ProfileError] = []
     for devices in _equal(here):
         first, *others = devices
@@ -143,7 +143,7 @@ def calibrate_platform(
             _log.warning(f"not calibrated: {error}")
             continue
         *each, last = report(found.calibration, found.rest, found.times)
-        groups.append(Calibrated(names, found, (*each[:ADVICE], last)))
+        groups.append(CalibratedDevices(names, found, (*each[:ADVICE], last)))
     if not groups:
         raise refused[0]
     fitted = {name: group.found.calibration for group in groups for name in group.names}
@@ -156,7 +156,7 @@ def calibrate_platform(
     return CalibratedPlatform(replace(platform, devices=refitted, links=links), tuple(groups), left_out, comments)
 
 
-def _here(platform: Platform) -> tuple[list[Device], dict[str, str]]:
+def _local_devices(platform: Platform) -> tuple[list[Device], dict[str, str]]:
     """Return the devices that are here, settled; and of the others, by name, why they are not calibrated."""
     here, left_out = [], {}
     for device in platform.devices:
@@ -233,7 +233,9 @@ def _written(calibration: Calibration) -> DeviceModel:
     return replace(with_constants(calibration.model, figures), error=float(f"{calibration.error:.2g}"))
 
 
-def _comments(models: Sequence[Model], groups: Sequence[Calibrated], left_out: Mapping[str, str]) -> tuple[str, ...]:
+def _comments(
+    models: Sequence[Model], groups: Sequence[CalibratedDevices], left_out: Mapping[str, str]
+) -> tuple[str, ...]:
     """Return what the platform's file says of where its models are from."""
     kept = ("date", "processor", "board", "power mode", "tvm")
     known = environment(find_backend(groups[0].found.device.backend).versions())

@@ -147,7 +147,7 @@ def compile(
         ...     pipe(numpy.ones(4, "float32"))[0].item()
         3.0
     """
-    from tvm_pipeline.workflow.steps import Planned, compile_source, decide, measured_profile
+    from tvm_pipeline.workflow.steps import PlanningInput, compile_source, decide, measured_profile
 
     objective = checked_objective(objective)  # before the model is compiled
     platform = Path(devices) if str(devices).endswith(".toml") else None
@@ -155,7 +155,7 @@ def compile(
     source = model if isinstance(model, (str, Path, Model)) else _of_module(model, params or {})
     made = compile_source(source, input_shapes, platform, devices=chosen)
     profile = measured_profile(made)
-    problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
+    problem = PlanningInput(made.compiled.graph, made.platform, profile).problem(objective, stages)
     decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
     bundle = Bundle(
         problem.graph, made.platform, profile, decision.plan, made.compiled, decision=decision, metadata=made.metadata

@@ -18,7 +18,7 @@ from tvm_pipeline.core.plan import SEVERAL
 from tvm_pipeline.errors import GraphError, OptionError, PlatformError
 from tvm_pipeline.frontends import check_there
 from tvm_pipeline.profiling.merging import merge_profiles
-from tvm_pipeline.workflow.steps import Planned, planned
+from tvm_pipeline.workflow.steps import PlanningInput, planned
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def merged(
     *,
     devices: str = "",
     from_models: bool = False,
-) -> Iterator[Planned]:
+) -> Iterator[PlanningInput]:
     """Open several models as one graph, whose name joins theirs by `SEVERAL`.
 
     Args:
@@ -62,7 +62,7 @@ def merged(
         yield as_one(sources, parts)
 
 
-def as_one(sources: Sequence[str], parts: Sequence[Planned]) -> Planned:
+def as_one(sources: Sequence[str], parts: Sequence[PlanningInput]) -> PlanningInput:
     """Return opened models as one graph with one profile; see `merged`, also for what is raised."""
     by_name: dict[str, str] = {}
     for source, part in zip(sources, parts, strict=True):
@@ -82,4 +82,4 @@ def as_one(sources: Sequence[str], parts: Sequence[Planned]) -> Planned:
     graph = merge_graphs(graphs, SEVERAL.join(by_name))
     profile = merge_profiles(graph, graphs, [part.profile for part in parts])
     obstacle = f"{graph.name} are {len(parts)} models, and no bundle runs several; `deploy` places them to be run"
-    return Planned(graph, parts[0].platform, profile, not_here=obstacle)
+    return PlanningInput(graph, parts[0].platform, profile, not_here=obstacle)

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanningInput:
     """A graph, platform and profile to plan for.
 
     Attributes:
@@ -209,7 +209,7 @@ def planned(
     values: Values | None = None,
     from_models: bool = False,
     machine: Machine = HERE,
-) -> Iterator[Planned]:
+) -> Iterator[PlanningInput]:
     """Open what a plan is to be made for.
 
     Args:
@@ -232,7 +232,7 @@ def planned(
             if bundle.application:
                 obstacle = obstacle or f"{source} holds a whole application, which `run` and `bench` run on its source"
             known = read_profile(profile) if profile else bundle.profile
-            yield Planned(
+            yield PlanningInput(
                 bundle.graph,
                 (read_platform(platform) if platform else bundle.platform).with_devices(devices),
                 with_predictions(known, bundle.graph, platform),
@@ -244,12 +244,12 @@ def planned(
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
             given = machine.platform(read_platform(platform) if platform else None, None).with_devices(devices)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
-            yield Planned(graph, given, known, not_here=nothing_runs)
+            yield PlanningInput(graph, given, known, not_here=nothing_runs)
         elif platform and not machine.name and (absent := _absence(platform, from_models)):
             _log.info(f"compiling {source} here for its operators alone: {absent}")
             graph = compile_source(source, shapes, None, values=values).compiled.graph
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
-            yield Planned(graph, read_platform(platform).with_devices(devices), known, not_here=absent)
+            yield PlanningInput(graph, read_platform(platform).with_devices(devices), known, not_here=absent)
         else:
             made = compile_source(source, shapes, platform, devices=devices, values=values, machine=machine)
             measured_on = to_measure(made.platform) if from_models and not profile else made.platform
@@ -258,7 +258,7 @@ def planned(
             else:
                 known = unmeasured(made.compiled.graph)
             absent = stood_in(made.platform, known) if from_models else ""
-            yield Planned(made.compiled.graph, made.platform, known, None if absent else made.compiled, absent)
+            yield PlanningInput(made.compiled.graph, made.platform, known, None if absent else made.compiled, absent)
 
 
 def _absence(platform: Path, from_models: bool) -> str:

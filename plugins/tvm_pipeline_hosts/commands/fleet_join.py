@@ -42,7 +42,7 @@ def command(
     """
     from tvm_pipeline_hosts.fleet.credentials import own_address, read_key, unpack
     from tvm_pipeline_hosts.fleet.node_keeper import NodeKeeper, identity_of, kept_alone, run_apart, state_folder
-    from tvm_pipeline_hosts.fleet.ray_door import Errand
+    from tvm_pipeline_hosts.fleet.ray_door import ActorTask
     from tvm_pipeline_hosts.fleet.ray_node import RayNode, host_arguments, host_environment
 
     if name.split() != [name] or not name.isprintable() or not set(name).isdisjoint("@+/"):
@@ -56,12 +56,12 @@ def command(
     folder = (folder or state_folder(f"fleet-host-{name}")).resolve()
     requests = Requests()
     with kept_alone(folder), handling(ending(requests.request_stop)), steps_to(say):
-        run_apart(Errand(read, address, "look"))
+        run_apart(ActorTask(read, address, "look"))
         if output:
             subprocess.run([sys.executable, "-m", "tvm_pipeline.cli", "devices", "-o", str(output)], check=True)
         credentials = unpack(read, folder / "credentials", address)
         node = RayNode(folder, host_arguments(address, port_base, read.address), host_environment(credentials))
-        keeper = NodeKeeper(node, Errand(read, address, "agent", str(folder), identity_of(folder), name))
+        keeper = NodeKeeper(node, ActorTask(read, address, "agent", str(folder), identity_of(folder), name))
         keeper.begin()
         say(f"host {name} is in the fleet of {read.address}, at {address}; its state and its logs are in {folder}")
         try:

@@ -19,7 +19,7 @@ from tvm_pipeline_hosts.commands.fleet_up import AddressOption
 
 if TYPE_CHECKING:
     from tvm_pipeline_hosts.fleet.fleet_file import FleetFile
-    from tvm_pipeline_hosts.fleet.ray_door import Door
+    from tvm_pipeline_hosts.fleet.ray_door import FleetClient
 
 KeyOption = Annotated[Path, typer.Option("--key", help="The fleet.key that `fleet up` has written.")]
 LOOK_S = 1.0
@@ -80,7 +80,7 @@ def command(
 class _Rolling:
     """Brings the fleet to the file, again where hosts have joined that lack their bundles."""
 
-    def __init__(self, door: Door, path: Path, results: str) -> None:
+    def __init__(self, door: FleetClient, path: Path, results: str) -> None:
         from tvm_pipeline_hosts.fleet.rollout import Rollout
 
         self._door, self._path, self._results = door, path, results

@@ -46,7 +46,7 @@ def command(
     """
     from tvm_pipeline_hosts.fleet.credentials import make_key, own_address, unpack, write_key
     from tvm_pipeline_hosts.fleet.node_keeper import NodeKeeper, identity_of, kept_alone, state_folder
-    from tvm_pipeline_hosts.fleet.ray_door import Errand
+    from tvm_pipeline_hosts.fleet.ray_door import ActorTask
     from tvm_pipeline_hosts.fleet.ray_node import RayNode, head_arguments, head_environment
 
     if not head:
@@ -63,7 +63,7 @@ def command(
         write_key(key, made)
         credentials = unpack(made, folder / "credentials", address)
         node = RayNode(folder, head_arguments(address, port_base), head_environment(folder, credentials))
-        keeper = NodeKeeper(node, Errand(made, address, "coordinator", str(folder), identity_of(folder)))
+        keeper = NodeKeeper(node, ActorTask(made, address, "coordinator", str(folder), identity_of(folder)))
         keeper.begin()
         say(
             f"the head runs at {made.address}, and keeps its state in {folder}. Give {key} to each host, by scp: who "

@@ -33,7 +33,7 @@ from tvm_pipeline_hosts.fleet.duty_steps import next_duties
 from tvm_pipeline_hosts.fleet.host_figures import HostFigures
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess, processes_of
 from tvm_pipeline_hosts.fleet.host_results import Batch, HostResults, write_at_once
-from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, ModelSettings, Order, RunningDuty
+from tvm_pipeline_hosts.fleet.messages import Duty, HostOrder, HostReport, ModelSettings, RunningDuty
 from tvm_pipeline_hosts.fleet.model_settings import bundle_id, named
 from tvm_pipeline_hosts.fleet.service_files import folder_name
 from tvm_pipeline_hosts.fleet.service_process import KILL_S, ServiceProcess
@@ -77,7 +77,7 @@ class Agent:
         self,
         host: str,
         folder: Path,
-        beat: Callable[[HostReport], Order],
+        beat: Callable[[HostReport], HostOrder],
         parcels: Parcels,
         python: str = sys.executable,
         *,
@@ -100,7 +100,7 @@ class Agent:
         self._begun: dict[tuple[str, str], float] = {}  # (folder name, tag) -> since when a ready service has it
         self._figures = HostFigures(self._folder)
         self._problems: dict[str, str] = {}  # what it is about -> a sentence
-        self._order = Order(-1)
+        self._order = HostOrder(-1)
         self._duties: tuple[Duty, ...] = ()  # that are to run now
         self._clashes: dict[tuple[str, str], str] = {}  # camera and model -> why it cannot run
         self._ordered = False  # by the coordinator, since this agent began
@@ -160,7 +160,7 @@ class Agent:
         """Find what an agent before has left: services that live, results, and the order that it followed."""
         with suppress(OSError, *DAMAGED):
             self._saved_order = (self._folder / "order.json").read_bytes()
-            self._order = msgspec.structs.replace(msgspec.json.decode(self._saved_order, type=Order), version=-1)
+            self._order = msgspec.structs.replace(msgspec.json.decode(self._saved_order, type=HostOrder), version=-1)
         self._results.recall()
         living: dict[str, HostProcess] = {}
         for path, process in processes_of(self._results.folder):

@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from tvm_pipeline.errors import RunError
-from tvm_pipeline_hosts.fleet.messages import HostReport, Order
+from tvm_pipeline_hosts.fleet.messages import HostOrder, HostReport
 
 
 class Beats:
     """Calls `beat` in a thread of its own, one call at a time, so that one that hangs holds up nothing."""
 
-    def __init__(self, beat: Callable[[HostReport], Order]) -> None:
+    def __init__(self, beat: Callable[[HostReport], HostOrder]) -> None:
         self.is_out = False
         self._reports: queue.SimpleQueue[HostReport | None] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Order | Exception] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[HostOrder | Exception] = queue.SimpleQueue()
         arguments = beat, self._reports, self._replies
         threading.Thread(target=_call, args=arguments, name="beats", daemon=True).start()
 
@@ -28,7 +28,7 @@ class Beats:
         self.is_out = True
         self._reports.put(report)
 
-    def reply(self, wait_s: float) -> Order | Exception | None:
+    def reply(self, wait_s: float) -> HostOrder | Exception | None:
         """Return what the call that is out has brought, or its error; None if nothing came in that time."""
         if not self.is_out:
             return None
@@ -44,9 +44,9 @@ class Beats:
 
 
 def _call(
-    beat: Callable[[HostReport], Order],
+    beat: Callable[[HostReport], HostOrder],
     reports: queue.SimpleQueue[HostReport | None],
-    replies: queue.SimpleQueue[Order | Exception],
+    replies: queue.SimpleQueue[HostOrder | Exception],
 ) -> None:
     while (report := reports.get()) is not None:
         try:

@@ -69,7 +69,7 @@ _PLACES = msgspec.json.Decoder(_Place)
 
 
 @dataclass(slots=True)
-class Taken:
+class ReceivedLines:
     """What became of the lines of a report.
 
     Attributes:
@@ -151,7 +151,7 @@ class Collector:
         except OptionError as error:
             self._path, self.problem = path, str(error)
 
-    def take(self, host: str, lines: Sequence[Line], since: str = "", upto: str = "") -> Taken | None:
+    def take(self, host: str, lines: Sequence[Line], since: str = "", upto: str = "") -> ReceivedLines | None:
         """Write what is new of these lines, in their order, by one call of the system.
 
         Args:
@@ -163,7 +163,7 @@ class Collector:
         """
         if since and self.taken.get(host) not in (since, upto):
             return None
-        taken, last = Taken(), dict[tuple[str, str], tuple[int, int, str]]()
+        taken, last = ReceivedLines(), dict[tuple[str, str], tuple[int, int, str]]()
         for line in lines:
             duty = line.camera, line.model
             epoch, frame, _ = last.get(duty) or self._last.get(duty, _NONE)

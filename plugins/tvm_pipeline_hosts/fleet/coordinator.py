@@ -43,10 +43,10 @@ from tvm_pipeline_hosts.fleet.messages import (
     DutyStatus,
     FleetPlan,
     FleetStatus,
+    HostOrder,
     HostReport,
     HostStatus,
     Line,
-    Order,
 )
 from tvm_pipeline_hosts.fleet.takeover import compile_loops
 
@@ -130,7 +130,7 @@ class Coordinator:
         self._moves_home, self._unsettled = not is_first, True
         self._settle(self._clock())
 
-    def beat(self, report: HostReport) -> Order:
+    def beat(self, report: HostReport) -> HostOrder:
         """Hear a host and return all that it should do.
 
         Raises:
@@ -148,7 +148,7 @@ class Coordinator:
                 raise RunError(
                     f"the coordinator has no plan: {host.name} keeps what it runs until `fleet run` tells one"
                 )
-            return Order(report.version)
+            return HostOrder(report.version)
         safe = self._take(host, report, now)
         self._watch(host, report, now)
         host.reported(report, safe)
@@ -256,11 +256,11 @@ class Coordinator:
             if self._moves_home:
                 self._moves_home = False
                 if moved := assignment.move_home(living):
-                    self._event("move", f"the plan moves {_some(moved)}")
+                    self._event("move", f"the plan moves {_names(moved)}")
             assignment.renew()
             if placed := assignment.place(living):
                 host_of = assignment.host_of()
-                self._event("placed", f"{_some(placed)} on {_some(sorted({host_of[name] for name in placed}))}")
+                self._event("placed", f"{_names(placed)} on {_names(sorted({host_of[name] for name in placed}))}")
             for name, why in assignment.starving().items():
                 if starved.get(name) != why:
                     self._event("starves", f"{name}: {why}")
@@ -284,7 +284,7 @@ class Coordinator:
         host.rival = report.agent, now
         return True
 
-    def _refusal(self, host: Member, report: HostReport) -> Order:
+    def _refusal(self, host: Member, report: HostReport) -> HostOrder:
         """Return the order of a second agent of a host: of what it runs it may leave what the host has, no more."""
         runs = {(duty.camera, duty.model, duty.epoch) for duty in report.running}
         own = self._assignment.duties_of(host.name)
@@ -292,7 +292,7 @@ class Coordinator:
         version = report.version if len(duties) == len(runs) or self.plan is None else self._memory.number()
         return self._filled(version, duties, {}, _rivals(host.name, host.agent, report.agent))
 
-    def _order(self, host: Member) -> Order:
+    def _order(self, host: Member) -> HostOrder:
         if host.order is None or host.name in self._assignment.changed:
             self._assignment.changed.discard(host.name)
             duties = self._assignment.duties_of(host.name)
@@ -305,11 +305,11 @@ class Coordinator:
             host.order = msgspec.structs.replace(host.order, taken=taken, safe=safe)
         return host.order
 
-    def _filled(self, version: int, duties: tuple[Duty, ...], warm: Mapping[str, str], refused: str) -> Order:
+    def _filled(self, version: int, duties: tuple[Duty, ...], warm: Mapping[str, str], refused: str) -> HostOrder:
         plan = self.plan or _NO_PLAN
         models = {duty.model for duty in duties} | set(warm)
         settings = {model: plan.settings[model] for model in sorted(models) if model in plan.settings}
-        return Order(
+        return HostOrder(
             version,
             duties,
             warm,
@@ -336,13 +336,13 @@ class Coordinator:
             self._memory.write()
             moved = self._assignment.move_home({host.name}, host.name) if self._learning_until_s is None else []
             if moved:
-                self._event("move", f"{_some(moved)} to {host.name}, as planned")
+                self._event("move", f"{_names(moved)} to {host.name}, as planned")
 
     def _lost(self, host: Member, silent_s: float, now: float) -> None:
         host.lost()
         had = self._assignment.lost(host.name, now)
         self._unsettled = True
-        self._event("lost", f"{host.name}: no beat for {silent_s:.1f} s" + (f"; it had {_some(had)}" if had else ""))
+        self._event("lost", f"{host.name}: no beat for {silent_s:.1f} s" + (f"; it had {_names(had)}" if had else ""))
 
     # Reports
 
@@ -410,7 +410,7 @@ def _results(plan: FleetPlan) -> Path | None:
     return Path(plan.results) if plan.results else None
 
 
-def _some(names: Sequence[str]) -> str:
+def _names(names: Sequence[str]) -> str:
     """Return the first few names for a message, and how many more there are."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
@@ -505,11 +505,11 @@ class Member:
     heard_s: float = 0.0
     alive: bool = False
     report: HostReport | None = None
-    order: Order | None = None
+    order: HostOrder | None = None
     held: dict[str, int] = field(default_factory=dict)
     rival: tuple[str, float] | None = None
 
-    def ordered(self, order: Order) -> None:
+    def ordered(self, order: HostOrder) -> None:
         """Note what a new order lists, and what it does not list any more."""
         self.order = order
         listed = {duty.camera for duty in order.duties}

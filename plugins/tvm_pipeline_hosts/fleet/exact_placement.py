@@ -32,7 +32,7 @@ Key = tuple[int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactPlacement:
     """What the exact search found and proved.
 
     Attributes:
@@ -48,7 +48,7 @@ class Exact:
     proven: bool
 
 
-def proven(arrays: FleetArrays, host_of: Indices, key: Key, deadline: float) -> Exact | None:
+def proven(arrays: FleetArrays, host_of: Indices, key: Key, deadline: float) -> ExactPlacement | None:
     """Return the best placement and its proof, as far as the time allows; None where the fleet is too large.
 
     Args:
@@ -76,7 +76,7 @@ def proven(arrays: FleetArrays, host_of: Indices, key: Key, deadline: float) -> 
             bound = max(0, math.ceil(answer.bound - 1e-6)) if answer.bound > 0 else 0
     least_load = max(0.0, answer.bound / PARTS) if math.isfinite(answer.bound) else 0.0
     sure = bound == key[0] * weight + key[1] and least_load >= key[2] * (1 - SURE)
-    return Exact(host_of, key, min(least_load, key[2]), bound // weight, sure)
+    return ExactPlacement(host_of, key, min(least_load, key[2]), bound // weight, sure)
 
 
 def _key(arrays: FleetArrays, host_of: Indices) -> Key:

@@ -122,7 +122,7 @@ class HostResults:
         return self._batch
 
     def acknowledge(self, taken: str, safe: str) -> bool:
-        """Hear how far lines were taken, and how far they are safe; see `Order`.
+        """Hear how far lines were taken, and how far they are safe; see `HostOrder`.
 
         Return whether the last batch was taken, and had lines.
         """

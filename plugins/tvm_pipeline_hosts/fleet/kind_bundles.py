@@ -28,19 +28,19 @@ from tvm_pipeline.files import cache_folder
 from tvm_pipeline.frontends import Shapes, parse_shapes
 from tvm_pipeline.workflow.steps import Compiled, compile_source, decide, measured_profile
 from tvm_pipeline_hosts.fleet.fleet_file import FleetFile, FleetModel
-from tvm_pipeline_hosts.remote.board_measuring import Settled
-from tvm_pipeline_hosts.remote.board_models import Reached
+from tvm_pipeline_hosts.remote.board_measuring import BoardPlatform
+from tvm_pipeline_hosts.remote.board_models import BoardClient
 from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
 
 _log = logging.getLogger(__name__)
 
-OpenBoard = Callable[[str], AbstractContextManager[Reached]]  # by the name of the host
+OpenBoard = Callable[[str], AbstractContextManager[BoardClient]]  # by the name of the host
 MOST_ASKED = 8  # hosts at the same time
 MOST_KEPT = 64  # bundles in the cache
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class HostKind:
     """Hosts that run the same bundles.
 
     Attributes:
@@ -52,7 +52,7 @@ class Kind:
     hosts: tuple[str, ...]
 
 
-def kinds_of(settled: Mapping[str, Settled]) -> list[Kind]:
+def kinds_of(settled: Mapping[str, BoardPlatform]) -> list[HostKind]:
     """Return the kinds of hosts, from what each host is.
 
     Two hosts are of one kind if all is equal but the names of their platforms.
@@ -60,10 +60,10 @@ def kinds_of(settled: Mapping[str, Settled]) -> list[Kind]:
     found: dict[bytes, list[str]] = {}
     for host, one in settled.items():
         found.setdefault(_key(one), []).append(host)
-    return [Kind(key, tuple(hosts)) for key, hosts in found.items()]
+    return [HostKind(key, tuple(hosts)) for key, hosts in found.items()]
 
 
-def _key(settled: Settled) -> bytes:
+def _key(settled: BoardPlatform) -> bytes:
     platform: Platform = replace(settled.platform, name="host")
     return msgspec.json.encode(msgspec.structs.replace(settled, platform=platform, warnings=[]), order="sorted")
 
@@ -116,27 +116,27 @@ class KindBundles:
             hosts=tuple(replace(host, bundles={**host.bundles, **made.get(host.name, {})}) for host in file.hosts),
         )
 
-    def _settled(self, hosts: list[str], reasons: dict[str, str]) -> dict[str, Settled]:
+    def _settled(self, hosts: list[str], reasons: dict[str, str]) -> dict[str, BoardPlatform]:
         """Ask hosts what they are."""
 
-        def ask(host: str) -> Settled | PipelineError:
+        def ask(host: str) -> BoardPlatform | PipelineError:
             try:
                 with self._open_board(host) as board:
-                    return board.call("settle", {"platform": None}, kind=Settled)[0]
+                    return board.call("settle", {"platform": None}, kind=BoardPlatform)[0]
             except PipelineError as error:
                 return error
 
         found = {}
         with ThreadPoolExecutor(MOST_ASKED) as pool:
             for host, answer in zip(hosts, pool.map(ask, hosts), strict=True):
-                if isinstance(answer, Settled):
+                if isinstance(answer, BoardPlatform):
                     found[host] = answer
                 else:
                     reasons[host] = str(answer)
                     _log.warning(f"nothing is compiled for {host}: {answer}")
         return found
 
-    def _bundle(self, model: FleetModel, kind: Kind, hosts: list[str]) -> Path:
+    def _bundle(self, model: FleetModel, kind: HostKind, hosts: list[str]) -> Path:
         """Return the bundle of a model for a kind of host, which is made on the one with least to do if it is new."""
         assert model.file is not None
         text = model.settings.get("input-shapes")

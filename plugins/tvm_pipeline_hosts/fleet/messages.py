@@ -50,7 +50,7 @@ class Duty(msgspec.Struct, frozen=True):
     rate_fps: float | None = None
 
 
-class Order(msgspec.Struct, frozen=True):
+class HostOrder(msgspec.Struct, frozen=True):
     """All that a host is to do.
 
     Attributes:
@@ -128,7 +128,7 @@ class HostReport(msgspec.Struct, frozen=True):
         lines: results in the order of each duty; few enough for one message.
         since: where these lines begin in the host's files, as the `upto` of those before; empty where all before are
             safe.
-        upto: where they end; the coordinator gives it back as `Order.taken`, and later as `Order.safe`.
+        upto: where they end; the coordinator gives it back as `HostOrder.taken`, and later as `HostOrder.safe`.
         waiting: how many lines wait behind these.
         figures: for people: utilisation of devices, memory, temperatures, and what the services say of themselves.
         problems: sentences about what is wrong on the host.

@@ -28,8 +28,8 @@ from tvm_pipeline import PipelineError
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline_hosts.fleet.host_processes import processes_of
-from tvm_pipeline_hosts.fleet.ray_actors import About, lives_in, opened
-from tvm_pipeline_hosts.fleet.ray_door import Errand
+from tvm_pipeline_hosts.fleet.ray_actors import ActorInfo, lives_in, opened
+from tvm_pipeline_hosts.fleet.ray_door import ActorTask
 from tvm_pipeline_hosts.fleet.ray_node import UP_S, RayNode
 
 _log = logging.getLogger(__name__)
@@ -50,12 +50,12 @@ class NodeKeeper:
         errand: makes the actor.
     """
 
-    def __init__(self, node: RayNode, errand: Errand) -> None:
+    def __init__(self, node: RayNode, errand: ActorTask) -> None:
         self._node, self._errand = node, errand
         self._up_s = self._lived_s = 0.0
         self._fails = 0
 
-    def begin(self) -> About:
+    def begin(self) -> ActorInfo:
         """Start Ray and make the actor; raise PipelineError, with nothing left running, where either fails."""
         try:
             self._start(lambda: False)
@@ -109,7 +109,7 @@ class NodeKeeper:
                 raise PipelineError(f"Ray did not start within {UP_S:g} s; what it said is in {self._node.log}")
             time.sleep(SHORT_S)
 
-    def _make(self) -> About:
+    def _make(self) -> ActorInfo:
         about = run_apart(self._errand)
         if about is None:
             raise PipelineError("the actor was not made")
@@ -159,7 +159,7 @@ def identity_of(folder: Path) -> str:
     return path.read_text()
 
 
-def run_apart(errand: Errand) -> About | None:
+def run_apart(errand: ActorTask) -> ActorInfo | None:
     """Have a process of its own do an errand, since Ray's calls may hang."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     try:
@@ -178,4 +178,4 @@ def run_apart(errand: Errand) -> About | None:
     except msgspec.MsgspecError as error:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise PipelineError(f"the process that makes an actor ended with {done.returncode}: {said[-1]}") from error
-    return msgspec.json.decode(answer, type=About | None)
+    return msgspec.json.decode(answer, type=ActorInfo | None)

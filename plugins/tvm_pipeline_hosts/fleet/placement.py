@@ -14,7 +14,7 @@ import numpy as np
 
 from tvm_pipeline_hosts.fleet.description import Camera, Fleet, Placement
 from tvm_pipeline_hosts.fleet.fleet_arrays import FleetArrays, Indices
-from tvm_pipeline_hosts.fleet.placement_search import Found, compile_loops, searched
+from tvm_pipeline_hosts.fleet.placement_search import Solution, compile_loops, searched
 from tvm_pipeline_hosts.fleet.reassigning import FULL
 from tvm_pipeline_hosts.fleet.spare_hosts import starving_cameras, tried_losses
 
@@ -49,7 +49,7 @@ def place(
     compile_loops()
     deadline = time.monotonic() + time_limit_s
     found = searched(arrays, deadline, seed, _indices(arrays, before or {}))
-    return _told(arrays, found, seed, before)
+    return _named(arrays, found, seed, before)
 
 
 def _indices(arrays: FleetArrays, host_of: Mapping[str, str]) -> Indices:
@@ -62,7 +62,7 @@ def _indices(arrays: FleetArrays, host_of: Mapping[str, str]) -> Indices:
     return found
 
 
-def _told(arrays: FleetArrays, found: Found, seed: int, before: Mapping[str, str] | None) -> Placement:
+def _named(arrays: FleetArrays, found: Solution, seed: int, before: Mapping[str, str] | None) -> Placement:
     """Return a placement with its names, and its reasons."""
     fleet, host_of = arrays.fleet, found.host_of
     load = arrays.load(host_of)

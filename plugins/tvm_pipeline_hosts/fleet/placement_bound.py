@@ -29,7 +29,7 @@ STEP = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class RelaxedPlacement:
     """A placement of split cameras.
 
     Attributes:
@@ -41,7 +41,7 @@ class Relaxed:
     bound: float
 
 
-def relaxed(share: Floats, below: float = math.inf, placed: int | None = None) -> Relaxed:
+def relaxed(share: Floats, below: float = math.inf, placed: int | None = None) -> RelaxedPlacement:
     """Return the placement of split cameras with the least greatest load.
 
     Args:
@@ -52,7 +52,7 @@ def relaxed(share: Floats, below: float = math.inf, placed: int | None = None) -
     """
     usable = np.where(share < below, share, np.inf)
     if placed is None and np.isinf(usable).all(axis=1).any():
-        return Relaxed(np.zeros_like(share), below)
+        return RelaxedPlacement(np.zeros_like(share), below)
     groups, sizes = _groups(usable)
     solver, parts, rooms = _model(usable[:, groups], None if placed is None else placed)
     most = solver.NumVar(0.0, solver.infinity(), "most")
@@ -61,7 +61,7 @@ def relaxed(share: Floats, below: float = math.inf, placed: int | None = None) -
         room.SetUb(0.0)
     solver.Minimize(most)
     if solver.Solve() != solver.OPTIMAL:
-        return Relaxed(np.zeros_like(share), _simple(usable, placed, below))
+        return RelaxedPlacement(np.zeros_like(share), _simple(usable, placed, below))
     weights = np.maximum([-room.dual_value() for room in rooms], 0.0)
     weights /= max(float(weights @ sizes), 1e-300)
     found = np.zeros_like(share)
@@ -69,10 +69,10 @@ def relaxed(share: Floats, below: float = math.inf, placed: int | None = None) -
     for (camera, group), variable in parts.items():
         found[camera, spread[group]] = variable.solution_value() / len(spread[group])
     bound = max(_simple(usable, placed, below), _weighed(usable[:, groups], weights, placed))
-    return Relaxed(found, min(below, bound))
+    return RelaxedPlacement(found, min(below, bound))
 
 
-def relaxed_whole(share: Floats) -> Relaxed:
+def relaxed_whole(share: Floats) -> RelaxedPlacement:
     """Return the placement of split cameras where no host takes a camera that alone would make it too busy.
 
     `relaxed` puts parts of large cameras on slow hosts, which could not take them whole. A placement with all loads
@@ -88,7 +88,7 @@ def relaxed_whole(share: Floats) -> Relaxed:
         below = bound * (1 + STEP)
         found = relaxed(share, below)
         if found.bound < below or below <= 0:
-            return Relaxed(found.parts, max(bound, found.bound))
+            return RelaxedPlacement(found.parts, max(bound, found.bound))
         bound = below
 
 

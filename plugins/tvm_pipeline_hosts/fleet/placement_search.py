@@ -52,7 +52,7 @@ SQUEEZE_STEPS, REFUSED = 2_000_000, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Solution:
     """A placement with what is proven of it; see `description.Placement`."""
 
     host_of: Indices
@@ -301,7 +301,7 @@ def compile_loops() -> None:
     annealed(pairs_of(np.full((1, 1), 0.5)), one.copy(), aim, 1.0, 0.5, 1, np.ones(1, np.uint64))
 
 
-def searched(arrays: FleetArrays, deadline: float, seed: int, before: Indices) -> Found:
+def searched(arrays: FleetArrays, deadline: float, seed: int, before: Indices) -> Solution:
     """Return the best placement that is found until the deadline (of `time.monotonic`), and its bounds.
 
     Args:
@@ -310,7 +310,7 @@ def searched(arrays: FleetArrays, deadline: float, seed: int, before: Indices) -
     search = Search(arrays, deadline, seed)
     cameras, count = search.cameras, len(arrays.share)
     if not len(cameras):
-        return Found(np.full(count, -1, np.int64), 0.0, count, True)
+        return Solution(np.full(count, -1, np.int64), 0.0, count, True)
     share = np.where(arrays.share <= FULL, arrays.share, np.inf)[cameras]
     first = relaxed_whole(share)
     host_of = np.full(count, -1, np.int64)
@@ -342,4 +342,4 @@ def searched(arrays: FleetArrays, deadline: float, seed: int, before: Indices) -
     if (before >= 0).any():
         host_of = search.settled(host_of, before)
     is_proven = exact is not None and exact.proven and search.key(host_of)[:2] == exact.key[:2]
-    return Found(host_of, bound, least_starving, is_proven)
+    return Solution(host_of, bound, least_starving, is_proven)

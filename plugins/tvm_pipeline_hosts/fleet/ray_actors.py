@@ -26,8 +26,8 @@ from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.files import replacing, write_bytes
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess
-from tvm_pipeline_hosts.fleet.messages import FleetPlan, HostReport, Order
-from tvm_pipeline_hosts.remote.told_errors import Told, telling, told_error
+from tvm_pipeline_hosts.fleet.messages import FleetPlan, HostOrder, HostReport
+from tvm_pipeline_hosts.remote.told_errors import ErrorMessage, error_message, received_error
 
 NAMESPACE, COORDINATOR = "tvm-pipeline", "coordinator"
 BEAT_LIMIT_S = 5.0  # for one beat, after which the host looks for the coordinator anew
@@ -37,7 +37,7 @@ LOCKED_S = 15.0  # for which a new agent waits until the one before has ended
 _ACTOR_FILE, _ENVIRONMENT_FILE = "actor.json", "environment"
 
 
-class About(msgspec.Struct, frozen=True):
+class ActorInfo(msgspec.Struct, frozen=True):
     """What an actor tells of itself.
 
     Attributes:
@@ -53,7 +53,7 @@ class About(msgspec.Struct, frozen=True):
     tvm_pipeline: str
 
 
-class Returned(msgspec.Struct, frozen=True):
+class MethodResult(msgspec.Struct, frozen=True):
     """What a method of a board returned; the bytes of its arrays, by their dtypes and shapes, come behind."""
 
     value: msgspec.Raw
@@ -64,14 +64,14 @@ class Answer(msgspec.Struct, frozen=True):
     """The envelope: a value, or an error."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
-    error: Told | None = None
+    error: ErrorMessage | None = None
 
 
 def opened(answer: bytes, where: str) -> bytes:
     """Return the JSON in an envelope; raise the error that it tells, with `where` before its text."""
     found = msgspec.json.decode(answer, type=Answer)
     if found.error:
-        raise told_error(found.error, where)
+        raise received_error(found.error, where)
     return bytes(found.value)
 
 
@@ -80,7 +80,7 @@ def enclosed(work: Callable[[], Any]) -> bytes:
     try:
         return msgspec.json.encode(Answer(msgspec.Raw(msgspec.json.encode(work()))))
     except Exception as error:  # it is raised again where the call came from
-        return msgspec.json.encode(Answer(error=telling(error)))
+        return msgspec.json.encode(Answer(error=error_message(error)))
 
 
 class CoordinatorActor:
@@ -93,7 +93,7 @@ class CoordinatorActor:
 
         # The first time on a machine that takes half a minute or more, for which the first plan would wait.
         threading.Thread(target=compile_loops, name="compile", daemon=True).start()
-        self._about = _about(COORDINATOR, identity)
+        self._about = _actor_info(COORDINATOR, identity)
         self._coordinator = Coordinator(time.monotonic, Path(folder, "coordinator.json"), Collector())
         self._lock = threading.Lock()
         write_actor(Path(folder))
@@ -140,7 +140,7 @@ class AgentActor:
         from tvm_pipeline_hosts.fleet.agent import Agent
         from tvm_pipeline_hosts.remote.parcels import Parcels
 
-        self._about, self._folder = _about(agent_name(host), identity), folder
+        self._about, self._folder = _actor_info(agent_name(host), identity), folder
         self._parcels = Parcels(parcels_folder(folder))
         beat, environment = CoordinatorBeat(), read_environment(Path(folder))
         until_s = time.monotonic() + LOCKED_S
@@ -202,13 +202,13 @@ class BoardActor:
 
         returned: list[bytes] = []
 
-        def work() -> Returned:
+        def work() -> MethodResult:
             if method not in METHODS:
                 raise RunError(f"a host has no method {method[:40]!r}; install the same version there")
             arrays = arrays_of(msgspec.json.decode(described, type=list[tuple[str, tuple[int, ...]]]), contents)
             value, found = METHODS[method](self._session, msgspec.json.decode(arguments), arrays)
             returned.extend(array.tobytes() for array in found)
-            return Returned(msgspec.Raw(msgspec.json.encode(value)), describe(found))
+            return MethodResult(msgspec.Raw(msgspec.json.encode(value)), describe(found))
 
         answer = enclosed(work)
         return [answer, *returned]
@@ -225,7 +225,7 @@ class CoordinatorBeat:
     def __init__(self) -> None:
         self._coordinator: Any = None
 
-    def __call__(self, report: HostReport) -> Order:
+    def __call__(self, report: HostReport) -> HostOrder:
         import ray
 
         try:
@@ -236,7 +236,7 @@ class CoordinatorBeat:
             self._coordinator = None
             first = (str(error).strip().splitlines() or [""])[0]
             raise RunError(f"the coordinator does not answer ({type(error).__name__}: {first[:200]})") from error
-        return msgspec.json.decode(opened(answer, "coordinator: "), type=Order)
+        return msgspec.json.decode(opened(answer, "coordinator: "), type=HostOrder)
 
 
 @contextmanager
@@ -301,8 +301,8 @@ def lives_in(folder: Path) -> bool:
     return bool(process.state())
 
 
-def _about(name: str, identity: str) -> About:
+def _actor_info(name: str, identity: str) -> ActorInfo:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    return About(name, identity, node, ray.util.get_node_ip_address(), os.getpid(), __version__)
+    return ActorInfo(name, identity, node, ray.util.get_node_ip_address(), os.getpid(), __version__)

@@ -20,8 +20,8 @@ import numpy as np
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.errors import RunError
-from tvm_pipeline_hosts.fleet.ray_actors import About, BoardActor, Returned, agent_name, opened
-from tvm_pipeline_hosts.fleet.ray_door import Door
+from tvm_pipeline_hosts.fleet.ray_actors import ActorInfo, BoardActor, MethodResult, agent_name, opened
+from tvm_pipeline_hosts.fleet.ray_door import FleetClient
 from tvm_pipeline_hosts.fleet.shipping import send_bundle
 from tvm_pipeline_hosts.remote.frames import described
 
@@ -33,7 +33,7 @@ CALL_S = 3600.0  # a model may take long to measure; a process or a host that di
 class HostBoard:
     """A host: what `remote_machine.RemoteMachine` takes. Lines that its methods tell while they run are dropped."""
 
-    def __init__(self, door: Door, host: str, actor: Any) -> None:
+    def __init__(self, door: FleetClient, host: str, actor: Any) -> None:
         self.name = host
         self._door, self._actor = door, actor
 
@@ -55,7 +55,7 @@ class HostBoard:
         except Exception as error:  # Ray has many classes of them
             first = (str(error).strip().splitlines() or [""])[0]
             raise RunError(f"host {self.name}: {method} did not end ({type(error).__name__}: {first[:200]})") from error
-        found = msgspec.json.decode(opened(answer, f"host {self.name}: "), type=Returned)
+        found = msgspec.json.decode(opened(answer, f"host {self.name}: "), type=MethodResult)
         return msgspec.json.decode(found.value, type=kind), arrays_of(found.arrays, contents)
 
     def send(self, bundle: Path) -> str:
@@ -64,7 +64,7 @@ class HostBoard:
 
 
 @contextmanager
-def host_board(door: Door, host: str) -> Iterator[HostBoard]:
+def host_board(door: FleetClient, host: str) -> Iterator[HostBoard]:
     """Give a host as a board while the block lasts; its process ends then, also where this one crashes.
 
     Raises PipelineError where the host does not answer.
@@ -72,7 +72,7 @@ def host_board(door: Door, host: str) -> Iterator[HostBoard]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    node = door.call(agent_name(host), "about", kind=About).node
+    node = door.call(agent_name(host), "about", kind=ActorInfo).node
     folder = door.call(agent_name(host), "folder", kind=str)
     options = {
         "num_cpus": 0,

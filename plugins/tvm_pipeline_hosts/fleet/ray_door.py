@@ -29,7 +29,7 @@ from tvm_pipeline_hosts.fleet.credentials import FleetKey, check_reach, own_addr
 from tvm_pipeline_hosts.fleet.ray_actors import (
     COORDINATOR,
     NAMESPACE,
-    About,
+    ActorInfo,
     AgentActor,
     CoordinatorActor,
     agent_name,
@@ -47,7 +47,7 @@ MADE_S = 40.0  # for a new actor on a busy machine
 HEARD_S = 10.0  # for the head to take the token
 
 
-class Errand(msgspec.Struct, frozen=True):
+class ActorTask(msgspec.Struct, frozen=True):
     """What a process that makes an actor is to do.
 
     Attributes:
@@ -66,7 +66,7 @@ class Errand(msgspec.Struct, frozen=True):
     host: str = ""
 
 
-class Door:
+class FleetClient:
     """Calls the actors of the fleet that this process is connected with."""
 
     def __init__(self, node: str) -> None:
@@ -96,14 +96,14 @@ class Door:
         names = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
         return sorted(name.removeprefix("agent-") for name in names if name.startswith("agent-"))
 
-    def ensure_coordinator(self, folder: str, identity: str) -> About:
+    def ensure_coordinator(self, folder: str, identity: str) -> ActorInfo:
         """Return the coordinator on this node, which is made where there is none."""
         found = self._answering(COORDINATOR)
         if found and found.node == self.node and found.tvm_pipeline == __version__:
             return found
         return self._made(CoordinatorActor, COORDINATOR, (folder, identity))
 
-    def ensure_agent(self, host: str, folder: str, identity: str) -> About:
+    def ensure_agent(self, host: str, folder: str, identity: str) -> ActorInfo:
         """Return the agent of a host on this node, which is made where there is none.
 
         Raises OptionError where another machine is the host of that name.
@@ -116,12 +116,12 @@ class Door:
         write_environment(Path(folder))
         return self._made(AgentActor, agent_name(host), (host, folder, identity))
 
-    def _answering(self, name: str) -> About | None:
+    def _answering(self, name: str) -> ActorInfo | None:
         with suppress(RunError):
-            return self.call(name, "about", limit_s=ANSWER_S, kind=About)
+            return self.call(name, "about", limit_s=ANSWER_S, kind=ActorInfo)
         return None
 
-    def _made(self, kind: type[Any], name: str, arguments: tuple[Any, ...]) -> About:
+    def _made(self, kind: type[Any], name: str, arguments: tuple[Any, ...]) -> ActorInfo:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -145,11 +145,11 @@ class Door:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(0.1)
-        return self.call(name, "about", limit_s=MADE_S, kind=About)
+        return self.call(name, "about", limit_s=MADE_S, kind=ActorInfo)
 
 
 @contextmanager
-def connected(key: FleetKey, address: str = "") -> Iterator[Door]:
+def connected(key: FleetKey, address: str = "") -> Iterator[FleetClient]:
     """Connect this process with a fleet while the block lasts; the machine must be the head or one of its hosts.
 
     Args:
@@ -179,7 +179,7 @@ def connected(key: FleetKey, address: str = "") -> Iterator[Door]:
         except Exception as error:
             raise PipelineError(f"the fleet at {key.address} cannot be used: {_first_line(error)}") from error
         try:
-            yield Door(ray.get_runtime_context().get_node_id())
+            yield FleetClient(ray.get_runtime_context().get_node_id())
         finally:
             ray.shutdown()
 
@@ -216,7 +216,7 @@ def _nodes(key: FleetKey) -> list[str]:
     return [node.node_manager_address for node in nodes if node.state == 0]
 
 
-def run_errand(errand: Errand) -> About | None:
+def run_errand(errand: ActorTask) -> ActorInfo | None:
     """Do an errand; see Errand."""
     if errand.what == "look":
         with _credentials(errand.key, errand.address):
@@ -241,5 +241,5 @@ if __name__ == "__main__":
     # The actors are pickled by the name of their module, which this is not when it is the main one.
     from tvm_pipeline_hosts.fleet import ray_door
 
-    given = msgspec.json.decode(sys.stdin.buffer.read(), type=ray_door.Errand)
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=ray_door.ActorTask)
     sys.stdout.buffer.write(enclosed(lambda: ray_door.run_errand(given)))

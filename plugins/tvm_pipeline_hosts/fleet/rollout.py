@@ -29,7 +29,7 @@ from tvm_pipeline_hosts.fleet.messages import FleetPlan, FleetStatus, ModelSetti
 from tvm_pipeline_hosts.fleet.model_settings import named, read_settings
 from tvm_pipeline_hosts.fleet.placement import place
 from tvm_pipeline_hosts.fleet.ray_actors import COORDINATOR, agent_name
-from tvm_pipeline_hosts.fleet.ray_door import Door
+from tvm_pipeline_hosts.fleet.ray_door import FleetClient
 from tvm_pipeline_hosts.fleet.shipping import send_bundle
 from tvm_pipeline_hosts.remote.parcels import manifest_of, sum_of
 
@@ -48,7 +48,7 @@ class Rollout:
         door: to the fleet.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: FleetClient) -> None:
         self._door = door
 
     def completed(self, file: FleetFile, hosts: Collection[str]) -> FleetFile:

@@ -51,7 +51,7 @@ class ServiceStatus(msgspec.Struct, frozen=True):
     statistics: Mapping[str, Any] = {}
 
 
-class OwnFile(msgspec.Struct):
+class ServiceRecord(msgspec.Struct):
     """What a service's folder tells the next agent; `bundle` is named as `Duty.bundle`, and `path` is its file."""
 
     model: str

@@ -31,7 +31,7 @@ from tvm_pipeline_hosts.fleet.service_files import (
     LOG,
     OWN,
     STATUS,
-    OwnFile,
+    ServiceRecord,
     ServiceStatus,
     SourceStatus,
     added,
@@ -50,7 +50,7 @@ MOST_LOG_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
-class Ending:
+class ClosingDuty:
     """A duty whose source is being closed.
 
     Attributes:
@@ -97,7 +97,7 @@ class ServiceProcess:
         self.folder, self.model, self.bundle = folder, model, bundle
         self.settings = ModelSettings()
         self.duties: dict[str, Duty] = {}
-        self.endings: dict[str, Ending] = {}
+        self.endings: dict[str, ClosingDuty] = {}
         self.status: ServiceStatus | None = None
         self.problem = ""
         self.wanted = True
@@ -129,7 +129,7 @@ class ServiceProcess:
 
         Raises OSError, or one of DAMAGED, where the folder does not tell what it is of.
         """
-        own = msgspec.json.decode((folder / OWN).read_bytes(), type=OwnFile)
+        own = msgspec.json.decode((folder / OWN).read_bytes(), type=ServiceRecord)
         service = cls(folder, own.model, own.bundle, find, command, environment)
         service.settings = own.settings
         if process:
@@ -168,7 +168,7 @@ class ServiceProcess:
         """Have these sources and no others; the process hears of it at the next `look`."""
         for tag in self.duties.keys() - duties.keys():
             shown = self._shows(tag)
-            self.endings[tag] = Ending(self.duties[tag], shown)
+            self.endings[tag] = ClosingDuty(self.duties[tag], shown)
         for tag in duties:
             self.endings.pop(tag, None)
         self.duties, self._unwritten = dict(duties), True
@@ -288,7 +288,7 @@ class ServiceProcess:
         if not self._unwritten:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = OwnFile(self.model, self.bundle, str(bundle), list(self.duties.values()), self.settings)
+        own = ServiceRecord(self.model, self.bundle, str(bundle), list(self.duties.values()), self.settings)
         write_at_once(self.folder / OWN, msgspec.json.encode(own))
         for key, text in self.settings.texts.items():
             write_at_once(self.folder / TEXTS[key], text.encode())

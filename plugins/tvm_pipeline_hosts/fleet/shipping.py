@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvm_pipeline_hosts.fleet.ray_actors import agent_name
-from tvm_pipeline_hosts.fleet.ray_door import Door
+from tvm_pipeline_hosts.fleet.ray_door import FleetClient
 from tvm_pipeline_hosts.remote.parcels import manifest_of, parts_of
 
 PUT_S, ASSEMBLE_S = 60.0, 120.0
 
 
-def send_bundle(door: Door, host: str, path: Path) -> tuple[str, int]:
+def send_bundle(door: FleetClient, host: str, path: Path) -> tuple[str, int]:
     """Have a bundle on a host; return its id, and the bytes that were sent.
 
     Raises PipelineError where the host cannot take it.

@@ -30,7 +30,7 @@ from tvm_pipeline_hosts.remote.dialing import NoBoardError, RefusedError, dial, 
 from tvm_pipeline_hosts.remote.frames import FrameError, Header, described
 from tvm_pipeline_hosts.remote.methods import Description
 from tvm_pipeline_hosts.remote.parcels import manifest_of, parts_of
-from tvm_pipeline_hosts.remote.told_errors import Told, told_error
+from tvm_pipeline_hosts.remote.told_errors import ErrorMessage, received_error
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Board:
                 if header.kind == "tell":
                     _log.info(msgspec.json.decode(header.value, type=str))
                 elif header.kind == "error":
-                    raise told_error(msgspec.json.decode(header.value, type=Told), f"board {self.name}: ")
+                    raise received_error(msgspec.json.decode(header.value, type=ErrorMessage), f"board {self.name}: ")
                 elif header.kind == "done":
                     return msgspec.json.decode(header.value, type=kind), came
         except (FrameError, RefusedError, NoBoardError, BoardLostError) as error:

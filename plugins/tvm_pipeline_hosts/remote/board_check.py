@@ -13,7 +13,7 @@ from contextlib import closing
 import numpy as np
 
 from tvm_pipeline import Device, OperatorGraph, Platform
-from tvm_pipeline.backends.closeness import Apart, difference, roundings_of
+from tvm_pipeline.backends.closeness import Difference, difference, roundings_of
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.tensor_layout import relayout, to_logical
@@ -57,14 +57,16 @@ def outputs_on(compiled: CompiledModel, device: Device, frame: Mapping[str, Arra
     return [np.ascontiguousarray(made[name]) for name in compiled.graph.outputs]
 
 
-def check_board(board: str, graph: OperatorGraph, device: str, here: Sequence[Array], there: Sequence[Array]) -> Apart:
+def check_board(
+    board: str, graph: OperatorGraph, device: str, here: Sequence[Array], there: Sequence[Array]
+) -> Difference:
     """Return how far the output that differs most is off on a board.
 
     Raises:
         ModelError: it is too far off.
     """
     roundings = roundings_of([operator.kind for operator in graph.operators])
-    worst: Apart | None = None
+    worst: Difference | None = None
     for name, own, other in zip(graph.outputs, here, there, strict=True):
         port = Port(name, own.shape, own.dtype.name)
         apart = difference((port, own), (port, other.reshape(own.shape)))

@@ -28,7 +28,7 @@ from tvm_pipeline_hosts.remote.board_check import outputs_on
 from tvm_pipeline_hosts.remote.session import Session, warnings_meanwhile
 
 
-class Settled(msgspec.Struct, frozen=True):
+class BoardPlatform(msgspec.Struct, frozen=True):
     """A board's platform, and what a model for it has to fit.
 
     Attributes:
@@ -44,14 +44,14 @@ class Settled(msgspec.Struct, frozen=True):
     warnings: list[str] = []
 
 
-class Warned(msgspec.Struct, frozen=True):
+class CheckedProfile(msgspec.Struct, frozen=True):
     """A profile, and what makes it doubtful beside its own warnings."""
 
     profile: Profile
     warnings: list[str] = []
 
 
-class Tuned(msgspec.Struct, frozen=True):
+class TuningResult(msgspec.Struct, frozen=True):
     """What tuning found for the target of a device: the report, and the lines that a compiler for it takes."""
 
     device: str
@@ -59,7 +59,7 @@ class Tuned(msgspec.Struct, frozen=True):
     records: list[str]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TuningRequest(msgspec.Struct, frozen=True):
     """A model to tune, without its file and parameters, which are arrays of bytes."""
 
     network: Model
@@ -67,13 +67,13 @@ class Asked(msgspec.Struct, frozen=True):
     platform: Platform | None = None
 
 
-def settle(_: Session, arguments: dict[str, Any], __: list[Array]) -> tuple[Settled, list[Array]]:
+def settle(_: Session, arguments: dict[str, Any], __: list[Array]) -> tuple[BoardPlatform, list[Array]]:
     """Settle the platform that is given on this board, or the one that is found."""
     given = msgspec.convert(arguments.get("platform"), Platform | None)
     with warnings_meanwhile() as warned:
         settled = settle_platform(HERE.platform(given, None))[1]
     kind = python_platform.machine()
-    return Settled(settled, kind, processor(), versions_of(settled), warned), []
+    return BoardPlatform(settled, kind, processor(), versions_of(settled), warned), []
 
 
 def profile(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[Profile, list[Array]]:
@@ -83,13 +83,13 @@ def profile(session: Session, arguments: dict[str, Any], _: list[Array]) -> tupl
     return HERE.profile(backend, bundle.compiled, bundle.platform, repeats, strict), []
 
 
-def joules(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[Warned, list[Array]]:
+def joules(session: Session, arguments: dict[str, Any], _: list[Array]) -> tuple[CheckedProfile, list[Array]]:
     """Add joules to a profile, by a sensor of this board."""
     bundle = _opened(session, arguments)
     known = msgspec.convert(arguments["profile"], Profile)
     with warnings_meanwhile() as warned:
         found = HERE.with_joules(bundle.compiled, bundle.platform, known, arguments["sensor"])
-    return Warned(found, warned), []
+    return CheckedProfile(found, warned), []
 
 
 def check_sensor(_: Session, arguments: dict[str, Any], __: list[Array]) -> tuple[None, list[Array]]:
@@ -143,13 +143,13 @@ def compute(session: Session, arguments: dict[str, Any], arrays: list[Array]) ->
     return None, outputs_on(bundle.compiled, bundle.platform.device(arguments["device"]), frame)
 
 
-def tune(_: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[list[Tuned], list[Array]]:
+def tune(_: Session, arguments: dict[str, Any], arrays: list[Array]) -> tuple[list[TuningResult], list[Array]]:
     """Search for faster kernels by this board's own compiler; return what a compiler elsewhere takes."""
-    asked = msgspec.convert(arguments, Asked)
+    asked = msgspec.convert(arguments, TuningRequest)
     content, params = (array.tobytes() for array in arrays)
     model = replace(asked.network, content=content, params=params)
     found = tune_model(model, asked.platform, asked.seconds)
-    return [Tuned(d.name, report, find_backend(d.backend).tuning_records(d)) for d, report in found], []
+    return [TuningResult(d.name, report, find_backend(d.backend).tuning_records(d)) for d, report in found], []
 
 
 def _opened(session: Session, arguments: dict[str, Any]) -> Bundle:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _SYSTEMS = {"armv7l": "linux-gnueabihf", "armv6l": "linux-gnueabihf"}
 
 
-class Reached(Protocol):
+class BoardClient(Protocol):
     """What can be called as a board: a Board, or a host of a fleet.
 
     Attributes:
@@ -58,7 +58,7 @@ def with_triple(device: Device, machine: str) -> Device:
     return replace(device, target=re.sub(r"^llvm\b", triple, device.target))
 
 
-def send_model(board: Reached, compiled: CompiledModel, platform: Platform) -> str:
+def send_model(board: BoardClient, compiled: CompiledModel, platform: Platform) -> str:
     """Have a model on a board, in a bundle with a plan that nobody runs; return the bundle's id.
 
     Args:
@@ -74,7 +74,7 @@ def send_model(board: Reached, compiled: CompiledModel, platform: Platform) -> s
         return board.send(path)
 
 
-def outputs_there(board: Reached, bundle: str, graph: OperatorGraph, device: str) -> list[Array]:
+def outputs_there(board: BoardClient, bundle: str, graph: OperatorGraph, device: str) -> list[Array]:
     """Return what a model that was sent computes of `frame_of_noise` on a device, as `board_check.outputs_on` does."""
     frame = frame_of_noise(graph)
     asked = {"bundle": bundle, "device": device, "inputs": list(frame)}

@@ -31,8 +31,8 @@ from tvm_pipeline.runtime.comparison import Run, Turn
 from tvm_pipeline.workflow.machine import Machine, Metering
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.board_check import check_board, frame_of_noise, outputs_on, whole_devices
-from tvm_pipeline_hosts.remote.board_measuring import Asked, Settled, Tuned, Warned
-from tvm_pipeline_hosts.remote.board_models import Reached, outputs_there, send_model, with_triple
+from tvm_pipeline_hosts.remote.board_measuring import BoardPlatform, CheckedProfile, TuningRequest, TuningResult
+from tvm_pipeline_hosts.remote.board_models import BoardClient, outputs_there, send_model, with_triple
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def opened_board(address: str) -> Iterator[Machine]:
 class RemoteMachine:
     """A board: a `workflow.machine.Machine`."""
 
-    def __init__(self, board: Reached) -> None:
+    def __init__(self, board: BoardClient) -> None:
         self.board, self.name = board, board.name
         self._settled = self._settle(None)
         self.processor = self._settled.processor
@@ -116,7 +116,7 @@ class RemoteMachine:
 
     def with_joules(self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str) -> Profile:
         asked = {"bundle": self._sent(compiled, platform), "profile": profile, "sensor": sensor}
-        found, _ = self.board.call("joules", asked, kind=Warned)
+        found, _ = self.board.call("joules", asked, kind=CheckedProfile)
         for line in found.warnings:
             _log.warning(f"board {self.name}: {line}")
         return found.profile
@@ -168,9 +168,9 @@ class RemoteMachine:
 
         Raises what `tune_targets.tune_model` raises, and ModelError where the board has no C compiler.
         """
-        asked = Asked(replace(model, content=b"", params=b""), seconds, platform)
+        asked = TuningRequest(replace(model, content=b"", params=b""), seconds, platform)
         files = [np.frombuffer(content, np.uint8) for content in (model.content, model.params)]
-        found, _ = self.board.call("tune", msgspec.to_builtins(asked), files, list[Tuned])
+        found, _ = self.board.call("tune", msgspec.to_builtins(asked), files, list[TuningResult])
         for each in found:
             settled = self._settle(platform) if platform else self._settled
             device = with_triple(settled.platform.device(each.device), settled.machine)
@@ -178,8 +178,8 @@ class RemoteMachine:
             backend.take_tuning_records(device, self.processor, each.records)
         return [each.report for each in found]
 
-    def _settle(self, given: Platform | None) -> Settled:
-        return self.board.call("settle", {"platform": given}, kind=Settled)[0]
+    def _settle(self, given: Platform | None) -> BoardPlatform:
+        return self.board.call("settle", {"platform": given}, kind=BoardPlatform)[0]
 
     def _without_strangers(self, platform: Platform, model: Model) -> Platform:
         """Return the platform without devices that a model cannot be compiled for on this machine."""

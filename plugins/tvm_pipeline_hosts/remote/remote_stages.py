@@ -35,7 +35,7 @@ class _Timing(msgspec.Struct, frozen=True):
     repeats: int
 
 
-class _Given(msgspec.Struct, frozen=True):
+class _DataSize(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
@@ -79,7 +79,7 @@ def swallow(_: Session, __: dict[str, Any], ___: list[Array]) -> Answer:
 
 def give(_: Session, arguments: dict[str, Any], __: list[Array]) -> Answer:
     """Return a tensor of so many bytes, so that the way back is timed."""
-    size_bytes = msgspec.convert(arguments, _Given).size_bytes
+    size_bytes = msgspec.convert(arguments, _DataSize).size_bytes
     if not 0 <= size_bytes <= MOST_GIVEN_BYTES:
         raise RunError(f"a tensor of {size_bytes} bytes is not given; at most {MOST_GIVEN_BYTES} are")
     return None, [np.zeros(size_bytes, np.uint8)]

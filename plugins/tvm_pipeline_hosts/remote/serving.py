@@ -44,7 +44,7 @@ from tvm_pipeline_hosts.remote.greetings import (
     read_hello,
     refuse,
 )
-from tvm_pipeline_hosts.remote.session import ABANDONED, BROKE, GRACE_S, READY, Begin
+from tvm_pipeline_hosts.remote.session import ABANDONED, BROKE, GRACE_S, READY, SessionStart
 
 _log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class BoardServer:
 
     def _begin(self, program: str, client: str, id: str) -> _Running:
         """Start the process that serves a client; an empty id is one of TVM's. The lock is held."""
-        begin = Begin(id, self.name, str(self._folder), self._silent_s, self._keep_s)
+        begin = SessionStart(id, self.name, str(self._folder), self._silent_s, self._keep_s)
         folder = tempfile.TemporaryDirectory(prefix="tvm-pipeline-", ignore_cleanup_errors=True)
         try:
             # What a process that crashes leaves behind goes with the folder.

@@ -38,7 +38,7 @@ from tvm_pipeline.errors import RunError
 from tvm_pipeline_hosts.remote.channel import Channel, ClosedError
 from tvm_pipeline_hosts.remote.frames import Frame, FrameError, Header, described, limit_waits, write_frame
 from tvm_pipeline_hosts.remote.parcels import Parcels
-from tvm_pipeline_hosts.remote.told_errors import telling
+from tvm_pipeline_hosts.remote.told_errors import error_message
 
 # Connections with the number of the last frame that the client has; None at the end of the server.
 _Links = queue.Queue["tuple[socket.socket, int] | None"]
@@ -50,7 +50,7 @@ MOST_MESSAGE_BYTES = 1 << 16  # between server and session
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
-class Begin(msgspec.Struct, frozen=True):
+class SessionStart(msgspec.Struct, frozen=True):
     """The order of a session."""
 
     session: str
@@ -103,7 +103,7 @@ def serve(order: bytes, control: socket.socket) -> None:
     logging.getLogger().setLevel(logging.INFO)  # for steps, which the client hears
     # A server that was killed ends it as another one does, by the end of the channel: bundles are closed first.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
-    begin = msgspec.json.decode(order, type=Begin)
+    begin = msgspec.json.decode(order, type=SessionStart)
     from tvm_pipeline_hosts.remote.methods import METHODS  # which import more than this module, and take a while
 
     links: _Links = queue.Queue()
@@ -215,7 +215,7 @@ def _answer(session: Session, channel: Channel, frame: Frame, methods: Any) -> N
             value, arrays = methods[header.method](session, arguments, frame.arrays)
         done = Header("done", call=header.call, value=msgspec.Raw(msgspec.json.encode(value)), arrays=described(arrays))
     except Exception as error:
-        if (told := telling(error)).is_unknown:
+        if (told := error_message(error)).is_unknown:
             logging.getLogger(__name__).error("%s failed:\n%s", header.method, traceback.format_exc())
         done, arrays = Header("error", call=header.call, value=msgspec.Raw(msgspec.json.encode(told))), []
     channel.send(done, arrays)

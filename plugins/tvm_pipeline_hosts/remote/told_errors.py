@@ -22,7 +22,7 @@ _FACTS: dict[type[BaseException], dict[str, Fact]] = {
 }
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class ErrorMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """An error on its way.
 
     Attributes:
@@ -35,17 +35,17 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     is_unknown: bool = False
 
 
-def telling(error: BaseException) -> Told:
+def error_message(error: BaseException) -> ErrorMessage:
     """Return what is told of an error."""
     held = {name: getattr(error, name) for name in _FACTS.get(type(error), ())}
     facts = {name: fact if isinstance(fact, Fact) else str(fact) for name, fact in held.items()}
-    return Told(type(error).__name__, str(error)[:MOST_TEXT], facts, type(error).__name__ not in _classes())
+    return ErrorMessage(type(error).__name__, str(error)[:MOST_TEXT], facts, type(error).__name__ not in _classes())
 
 
-def told_error(told: Told, where: str) -> PipelineError:
+def received_error(told: ErrorMessage, where: str) -> PipelineError:
     """Return the error to raise here; `where` stands before its text.
 
-    >>> told_error(telling(KeyError("cpu7")), "board attic: ")
+    >>> received_error(error_message(KeyError("cpu7")), "board attic: ")
     RunError("board attic: KeyError: 'cpu7'")
     """
     if told.is_unknown or told.name not in _classes():

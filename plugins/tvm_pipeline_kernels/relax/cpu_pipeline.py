@@ -220,7 +220,7 @@ def _merged(mod: tvm.IRModule, symbol: Any, made: tvm.IRModule) -> tvm.IRModule:
         for each, function in made.functions.items()
         if each.name_hint != "main" and each not in same
     }
-    function, public_name = _Renamed(symbols).visit_expr(made["main"]), mod[symbol].attrs.get("global_symbol")
+    function, public_name = _Renamer(symbols).visit_expr(made["main"]), mod[symbol].attrs.get("global_symbol")
     function = function.without_attr("global_symbol")
     builder.update_func(symbol, function.with_attr("global_symbol", public_name) if public_name else function)
     return tvm.IRModule(dict(builder.get().functions.items()), attrs=mod.attrs, global_infos=mod.global_infos)
@@ -245,7 +245,7 @@ def _reached(mod: tvm.IRModule, symbols: Iterable[Any], but: Any = None) -> set[
 
 
 @relax.expr_functor.mutator
-class _Renamed(relax.PyExprMutator):
+class _Renamer(relax.PyExprMutator):
     """Writes calls of functions under other symbols."""
 
     def __init__(self, symbols: dict[Any, Any]) -> None:

@@ -28,11 +28,11 @@ from tvm_pipeline_video.decoders import (
     yolo,
     yolo_variants,
 )
-from tvm_pipeline_video.decoders.interface import Decoder, Form, Interface, Options, Outputs, shown
+from tvm_pipeline_video.decoders.interface import Decoder, Format, Interface, Options, Outputs, shown
 from tvm_pipeline_video.decoders.labels import COCO, checked_classes, labels_of
 from tvm_pipeline_video.preprocessing import Transform
 
-Forms = Callable[[Interface, str], list[Form]]
+Forms = Callable[[Interface, str], list[Format]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Choice:
     """
 
     decode: Decoder | None
-    form: Form | None
+    form: Format | None
     said: str
     name: str = ""
 
@@ -164,13 +164,13 @@ def choose(model: OperatorGraph, request: Request, metadata: Mapping[str, str] |
         return Choice(None, None, f"decoder: none, since {reason}")
     wanted = checked_classes(request.classes, options.labels[: form.classes] if form.classes else options.labels)
     if wanted:
-        decode = Only(decode, wanted)
+        decode = ClassFilter(decode, wanted)
     name = " ".join([form.name, *([f"threshold {options.threshold:g}"] if request.threshold else []), *sorted(wanted)])
     return Choice(decode, form, f"decoder: {form}{how}{remark}", name)
 
 
 @dataclass(frozen=True)
-class Only:
+class ClassFilter:
     """Leaves of what a decoder finds only some classes."""
 
     decode: Decoder
@@ -181,7 +181,7 @@ class Only:
 
 
 @dataclass(frozen=True)
-class Dequantised:
+class Dequantiser:
     """Gives a decoder the real values of outputs of integers.
 
     Attributes:
@@ -200,7 +200,7 @@ class Dequantised:
 
 
 def _of_integers(
-    decode: Decoder, form: Form, model: OperatorGraph, metadata: Mapping[str, str]
+    decode: Decoder, form: Format, model: OperatorGraph, metadata: Mapping[str, str]
 ) -> tuple[Decoder | None, str]:
     """Return a decoder that reads a quantised model's outputs, too; None where nobody says what they stand for."""
     if form.name == "segmentation-argmax" and not form.classes:  # the outputs are classes
@@ -212,14 +212,14 @@ def _of_integers(
     if len(known) == len(model.outputs):
         pairs = {name: pair for name, pair in zip(model.outputs, known, strict=True) if pair is not None}
         if set(integers) <= pairs.keys():
-            return Dequantised(decode, {name: pairs[name] for name in integers}), ""
+            return Dequantiser(decode, {name: pairs[name] for name in integers}), ""
     return None, (
         f"the outputs {shown(form.read)} are quantised, and the model's file does not say their scale; export it "
         f"with outputs of float32, or give `decoder` {ADVICE}"
     )
 
 
-def _named(model: Interface, name: str) -> Form:
+def _named(model: Interface, name: str) -> Format:
     """Return the form of that name, or the only one of the family of that name, that can read the outputs."""
     check_name(name)
     families = [family for key, family in FAMILIES.items() if name in (key, *family.names)]
@@ -250,7 +250,7 @@ def _refuse_options(request: Request, reason: str) -> None:
             raise OptionError(f"`{option}` goes with a decoder: {reason}", option=option)
 
 
-def _nothing(model: Interface, found: list[Form]) -> str:
+def _nothing(model: Interface, found: list[Format]) -> str:
     """Return why no decoder was chosen, and what to do."""
     outputs = shown(model.outputs)
     if found:
@@ -272,7 +272,7 @@ def _nothing(model: Interface, found: list[Form]) -> str:
     return f"none, since {outputs} has the form of no known family ({families}); give `decoder` {ADVICE}"
 
 
-def _options(form: Form, request: Request, labels: tuple[str, ...]) -> tuple[Options, str]:
+def _options(form: Format, request: Request, labels: tuple[str, ...]) -> tuple[Options, str]:
     """Return the options of a form, and what is to be said of its labels."""
     if request.threshold is not None and form.threshold is None:
         raise OptionError(f"`threshold` {request.threshold:g}: the decoder {form.name} takes none", option="threshold")

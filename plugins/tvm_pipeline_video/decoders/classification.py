@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_pipeline_video.annotations import Annotation
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 BEST = 5
@@ -18,7 +18,7 @@ THRESHOLD = 0.01
 IMAGENET_CLASSES = (1000, 1001)  # 1001: the first is none of them
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form for one output of N scores, [1, N] or [1, N, 1, 1] and the like.
 
     Without being named it takes the output for scores where the file names so many classes or says that it
@@ -38,7 +38,7 @@ def forms(model: Interface, name: str) -> list[Form]:
         preset = "yolo-classify"
     elif is_imagenet and not model.nhwc and model.metadata.get("producer_name") == "pytorch":
         preset = "imagenet"
-    return [Form("classification", model.outputs, Classification, count, threshold=THRESHOLD, preset=preset)]
+    return [Format("classification", model.outputs, Classification, count, threshold=THRESHOLD, preset=preset)]
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ import numpy as np
 from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders.boxes import Floats, annotated, from_centers, kept, probabilities
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 STRIDE = 4
 FACE_OVERLAP = 0.3
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form that the channels of the outputs fit, all of them maps of a quarter of the input's extents."""
     maps = model.outputs
     quarter = (-(-model.height // STRIDE), -(-model.width // STRIDE))
@@ -33,9 +33,9 @@ def forms(model: Interface, name: str) -> list[Form]:
     channels = [tensor.shape[1] for tensor in maps]
     if channels == [1, 2, 2, 10]:
         face = partial(CenterFace, maps)
-        return [Form("centerface", maps, face, labels=("face",), threshold=0.35, preset="raw")]
+        return [Format("centerface", maps, face, labels=("face",), threshold=0.35, preset="raw")]
     if len(maps) == 3 and channels[1:] == [2, 2]:
-        return [Form("centernet", maps, partial(CenterNet, maps), channels[0], threshold=0.3)]
+        return [Format("centernet", maps, partial(CenterNet, maps), channels[0], threshold=0.3)]
     return []
 
 

@@ -81,7 +81,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Format:
     """One way to read the outputs of a model.
 
     Attributes:

@@ -17,21 +17,21 @@ import numpy as np
 from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders.boxes import probabilities, to_picture
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 MOVENET = (1, 1, 17, 3)
 LANDMARKS = {(224, 21): "hand", (192, 468): "face", (256, 468): "face"}  # by the extent of the input and the points
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form whose number of points and input the model has."""
     if not model.width or not model.outputs:
         return []
     first = model.outputs[0]
     if first.shape == MOVENET and len(model.outputs) == 1:
         make = partial(MoveNet, first, (model.width, model.height))
-        return [Form("movenet", (first,), make, labels=("person",), threshold=0.3, preset="movenet")]
+        return [Format("movenet", (first,), make, labels=("person",), threshold=0.3, preset="movenet")]
     points, odd = divmod(int(np.prod(first.shape)), 3)
     label = LANDMARKS.get((model.width, points))
     if odd or label is None or model.width != model.height or len(model.outputs) < 2:
@@ -40,7 +40,7 @@ def forms(model: Interface, name: str) -> list[Form]:
     if int(np.prod(score.shape)) != 1:
         return []
     make_points = partial(Landmarks, first, score)
-    return [Form("landmarks", (first, score), make_points, labels=(label,), threshold=0.5, preset="mediapipe")]
+    return [Format("landmarks", (first, score), make_points, labels=(label,), threshold=0.5, preset="mediapipe")]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders import anchors
 from tvm_pipeline_video.decoders.boxes import annotated, from_centers, groups, probabilities
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 OVERLAP = 0.3
@@ -48,7 +48,7 @@ KINDS = (
 )
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the detector whose input, anchors and points the model has."""
     for kind in KINDS:
         boxes, scores = (
@@ -60,7 +60,7 @@ def forms(model: Interface, name: str) -> list[Form]:
         if fits and counts == [kind.options.count] * 2:
             make = partial(MediaPipe, kind, boxes, scores)
             return [
-                Form(
+                Format(
                     kind.name,
                     (*boxes, *scores),
                     make,

@@ -14,7 +14,7 @@ import numpy as np
 from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders.boxes import annotated, kept
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 STRIDES = (8, 16, 32, 64)
@@ -22,7 +22,7 @@ THRESHOLD = 0.4
 OVERLAP = 0.5
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form of scores for each stride and then distributions for each stride."""
     half, odd = divmod(len(model.outputs), 2)
     if odd or half not in (3, 4) or not model.width:
@@ -35,7 +35,7 @@ def forms(model: Interface, name: str) -> list[Form]:
     if rows != cells * 2 or not alike or shapes[-1][0] % 4 or shapes[-1][0] < 8:
         return []
     make = partial(PicoDet, scores, sides, (model.width, model.height))
-    return [Form("picodet", model.outputs, make, shapes[0][0], threshold=THRESHOLD, preset="picodet")]
+    return [Format("picodet", model.outputs, make, shapes[0][0], threshold=THRESHOLD, preset="picodet")]
 
 
 @dataclass(frozen=True)

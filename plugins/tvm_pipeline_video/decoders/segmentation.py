@@ -16,7 +16,7 @@ import numpy as np
 from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation, Mask
 from tvm_pipeline_video.decoders.boxes import probabilities
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.decoders.masks import grid_positions, interpolated, nearest
 from tvm_pipeline_video.preprocessing import Transform
 
@@ -27,14 +27,14 @@ BACKGROUND = ("background", "__background__", "bg")
 LEAST_SHARE = 0.001  # of the picture, for a class to be listed
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form of maps over the input; without being named, where the number of classes is a known one."""
     if not model.width or not model.outputs:
         return []
     tensor, shape = model.outputs[0], model.outputs[0].shape
     size = (model.width, model.height)
     if len(shape) == 3 and "int" in tensor.dtype and _covers(shape[1:], model):
-        return [Form("segmentation-argmax", (tensor,), partial(ArgMax, tensor, size, -1))]
+        return [Format("segmentation-argmax", (tensor,), partial(ArgMax, tensor, size, -1))]
     if len(shape) != 4 or shape[0] != 1:
         return []
     axis = next((axis for axis, extents in ((0, shape[2:]), (2, shape[1:3])) if _covers(extents, model)), None)
@@ -44,11 +44,11 @@ def forms(model: Interface, name: str) -> list[Form]:
     if classes == 1:
         if not name:  # depth, saliency and text look the same
             return []
-        return [Form("segmentation-sigmoid", (tensor,), partial(Sigmoid, tensor, size, axis), threshold=THRESHOLD)]
+        return [Format("segmentation-sigmoid", (tensor,), partial(Sigmoid, tensor, size, axis), threshold=THRESHOLD)]
     alike = all(other.shape == shape for other in model.outputs)  # others are for training
     if not name and not (alike and classes in (*KNOWN_CLASSES, len(model.labels))):
         return []
-    return [Form("segmentation-argmax", (tensor,), partial(ArgMax, tensor, size, axis), classes)]
+    return [Format("segmentation-argmax", (tensor,), partial(ArgMax, tensor, size, axis), classes)]
 
 
 def _covers(extents: tuple[int, ...], model: Interface) -> bool:

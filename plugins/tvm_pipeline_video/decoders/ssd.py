@@ -20,7 +20,7 @@ from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders import anchors
 from tvm_pipeline_video.decoders.boxes import annotated, from_centers, kept, probabilities
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 THRESHOLD = 0.5
@@ -29,26 +29,26 @@ ANCHORS = (anchors.SSD_300,)
 SCALES = np.array([10, 10, 5, 5], np.float32)  # of centers and sizes, as TensorFlow's box coder has them
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form that the number and the shapes of the outputs fit."""
     if not model.width:
         return []
     size, outputs = (model.width, model.height), model.outputs
     found = []
     if len(outputs) == 1 and outputs[0].shape[:2] == (1, 1) and outputs[0].shape[3:] == (7,):
-        found.append(Form("ssd-output", outputs, partial(DetectionOutput, size), threshold=THRESHOLD))
+        found.append(Format("ssd-output", outputs, partial(DetectionOutput, size), threshold=THRESHOLD))
     if order := _postprocessed(outputs):
-        make = partial(PostProcessed, size, *order)
-        found.append(Form("ssd", order, make, threshold=THRESHOLD, preset="signed"))
+        make = partial(TflitePostProcess, size, *order)
+        found.append(Format("ssd", order, make, threshold=THRESHOLD, preset="signed"))
     for options in ANCHORS:
         rows = (1, options.count)
         if len(outputs) == 2 and all(len(t.shape) >= 3 and t.shape[:2] == rows for t in outputs):
             boxes, scores = outputs if outputs[0].shape[-1] == 4 else outputs[::-1]
             fits = boxes.shape[2:] in ((4,), (1, 4)) and len(scores.shape) == 3 and scores.shape[2] > 1
             if fits and model.width == model.height == options.size:
-                make_ssd = partial(Anchored, options, boxes, scores)
+                make_ssd = partial(AnchorBoxes, options, boxes, scores)
                 classes = scores.shape[2] - 1
-                found.append(Form("ssd-anchors", outputs, make_ssd, classes, threshold=THRESHOLD, preset="signed"))
+                found.append(Format("ssd-anchors", outputs, make_ssd, classes, threshold=THRESHOLD, preset="signed"))
     return found
 
 
@@ -70,7 +70,7 @@ def _corners(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class PostProcessed:
+class TflitePostProcess:
     """Reads boxes that TFLite's own operator has decoded and suppressed."""
 
     size: tuple[int, int]
@@ -102,7 +102,7 @@ class DetectionOutput:
 
 
 @dataclass(frozen=True)
-class Anchored:
+class AnchorBoxes:
     """Finds boxes relative to anchors; the first class is the background."""
 
     anchors: anchors.AnchorOptions

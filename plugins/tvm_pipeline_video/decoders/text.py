@@ -15,7 +15,7 @@ from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders.boxes import to_picture
 from tvm_pipeline_video.decoders.components import components, smallest_rectangle
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 THRESHOLD = 0.6  # of the mean over a line
@@ -25,7 +25,7 @@ LEAST_SIDE = 3.0  # in cells of the map; what is smaller is noise
 MOST_LINES = 1000
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the form of one map over the input, where it is named: depth and segmentation look the same."""
     if not name or len(model.outputs) != 1 or not model.width:
         return []
@@ -35,7 +35,7 @@ def forms(model: Interface, name: str) -> list[Form]:
     if tensor.shape[2] * model.width != tensor.shape[3] * model.height:
         return []
     make = partial(Text, tensor, (model.width, model.height))
-    return [Form("text", (tensor,), make, labels=("text",), threshold=THRESHOLD, preset="paddleocr")]
+    return [Format("text", (tensor,), make, labels=("text",), threshold=THRESHOLD, preset="paddleocr")]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders.boxes import Floats, Indices, annotated, from_centers, kept
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.preprocessing import Transform
 
 THRESHOLD = 0.25  # as Ultralytics has it
@@ -59,7 +59,7 @@ def rows_of(model: Interface) -> Rows | None:
     return found[0] if len(found) == 1 else None
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the forms whose rows fit the grids over the input; several where the shape does not tell them apart."""
     if ends := _end_to_end(model):
         return [ends]
@@ -85,11 +85,11 @@ def forms(model: Interface, name: str) -> list[Form]:
     return [form for form in found if form.classes > 0]
 
 
-def _form(name: str, rows: Rows, classes: int, make: partial[Yolo], preset: str = "yolo") -> Form:
-    return Form(name, (rows.tensor,), make, classes, threshold=THRESHOLD, preset=preset)
+def _form(name: str, rows: Rows, classes: int, make: partial[Yolo], preset: str = "yolo") -> Format:
+    return Format(name, (rows.tensor,), make, classes, threshold=THRESHOLD, preset=preset)
 
 
-def _end_to_end(model: Interface) -> Form | None:
+def _end_to_end(model: Interface) -> Format | None:
     if len(model.outputs) != 1 or not model.width:
         return None
     tensor = model.outputs[0]
@@ -97,7 +97,7 @@ def _end_to_end(model: Interface) -> Form | None:
     if len(shape) != 3 or shape[0] != 1 or shape[2] != 6 or shape[1] > 1000 or rows_of(model):
         return None
     make = partial(EndToEnd, tensor.name, (model.width, model.height))
-    return Form("yolov10", (tensor,), make, len(model.labels), threshold=THRESHOLD, preset="yolo")
+    return Format("yolov10", (tensor,), make, len(model.labels), threshold=THRESHOLD, preset="yolo")
 
 
 @dataclass(frozen=True)

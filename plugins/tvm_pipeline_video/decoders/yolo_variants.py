@@ -19,7 +19,7 @@ from tvm_pipeline import Tensor
 from tvm_pipeline.frontends.model_metadata import literal
 from tvm_pipeline_video.annotations import Annotation, Mask
 from tvm_pipeline_video.decoders.boxes import Floats, annotated, from_centers, kept, probabilities, to_picture
-from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline_video.decoders.interface import Format, Interface, Options, Outputs
 from tvm_pipeline_video.decoders.masks import grid_positions, interpolated
 from tvm_pipeline_video.decoders.yolo import OVERLAP, THRESHOLD, Rows, candidates, flat, in_pixels, only, rows_of
 from tvm_pipeline_video.preprocessing import Transform
@@ -27,7 +27,7 @@ from tvm_pipeline_video.preprocessing import Transform
 SCORE = 4  # the column of the first class
 
 
-def forms(model: Interface, name: str) -> list[Form]:
+def forms(model: Interface, name: str) -> list[Format]:
     """Return the forms of the variants: by the prototypes of masks, by the file's metadata, or because one is named."""
     rows = rows_of(model)
     if rows is None or rows.anchors != 1:
@@ -48,14 +48,14 @@ def forms(model: Interface, name: str) -> list[Form]:
             found.append(_form("yolov8-pose", (rows.tensor,), partial(Pose, rows, size, classes, points), classes))
     if (model.task == "obb" or name == "yolov8-obb") and columns > SCORE + 1:
         classes = columns - SCORE - 1
-        found.append(_form("yolov8-obb", (rows.tensor,), partial(Turned, rows, size), classes))
+        found.append(_form("yolov8-obb", (rows.tensor,), partial(OrientedBoxes, rows, size), classes))
     return found
 
 
 def _form(
-    name: str, read: tuple[Tensor, ...], make: partial[Segments] | partial[Pose] | partial[Turned], classes: int
-) -> Form:
-    return Form(name, read, make, classes, threshold=THRESHOLD, preset="yolo")
+    name: str, read: tuple[Tensor, ...], make: partial[Segments] | partial[Pose] | partial[OrientedBoxes], classes: int
+) -> Format:
+    return Format(name, read, make, classes, threshold=THRESHOLD, preset="yolo")
 
 
 def _key_points(model: Interface, columns: int) -> tuple[int, int]:
@@ -138,7 +138,7 @@ class Pose:
 
 
 @dataclass(frozen=True)
-class Turned:
+class OrientedBoxes:
     """Finds turned boxes: a polygon each, and the level box around it."""
 
     rows: Rows

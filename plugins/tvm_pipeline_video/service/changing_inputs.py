@@ -39,7 +39,7 @@ Tell = Callable[[str, str, str, str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SourceSetting:
     """A source as the settings have it."""
 
     spec: str
@@ -58,21 +58,21 @@ class Wanted:
         return self.tag or self.name
 
 
-def wanted_sources(settings: Settings) -> list[Wanted]:
+def wanted_sources(settings: Settings) -> list[SourceSetting]:
     """Return the sources of settings. One that does not film by itself is read by the clock, unless it may `block`."""
     given = for_each("policy", settings.policy, len(settings.source), "sources")
     tags = settings.tag or [""] * len(settings.source)
     return [
-        Wanted(spec, tag, source_policy(spec, text), "block" not in (text or ""))
+        SourceSetting(spec, tag, source_policy(spec, text), "block" not in (text or ""))
         for spec, tag, text in zip(settings.source, tags, given, strict=True)
     ]
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
+class _RunningSource:
     """A source that runs, is being opened, or has ended, with the counts of its frames."""
 
-    wanted: Wanted
+    wanted: SourceSetting
     counts: Counts
     first: int
     policy: Policy
@@ -127,8 +127,8 @@ class ChangingInputs:
         self._set = LiveSet(over=self._over)
         self._changed = threading.Condition()  # over the counts of frames, where one changes of a source that went
         self._closing = False
-        self._kept: Mapping[str, _Kept] = {}  # exchanged as a whole
-        self._gone: Mapping[str, _Kept] = {}
+        self._kept: Mapping[str, _RunningSource] = {}  # exchanged as a whole
+        self._gone: Mapping[str, _RunningSource] = {}
         self._closers: list[threading.Thread] = []
         self._awaited_s = 0.0
 
@@ -224,10 +224,10 @@ class ChangingInputs:
         for closer in self._closers:
             closer.join(max(0.0, until_s - time.monotonic()))
 
-    def _begun(self, wanted: Wanted) -> _Kept:
+    def _begun(self, wanted: SourceSetting) -> _RunningSource:
         """Return a source that is being opened; one that can be opened once only, after it was closed."""
         counts = self._counts.of("", wanted.key, wanted.policy.every)
-        one = _Kept(wanted, counts, int(counts[0]), wanted.policy)
+        one = _RunningSource(wanted, counts, int(counts[0]), wanted.policy)
         exclusive = source_kind(wanted.spec).exclusive
         before = [gone.shut for gone in self._gone.values() if exclusive and gone.wanted.spec == wanted.spec]
 
@@ -249,7 +249,7 @@ class ChangingInputs:
         )
         return one
 
-    def _go(self, one: _Kept) -> None:
+    def _go(self, one: _RunningSource) -> None:
         """Take no more frames of a source, and close it in a thread of its own."""
         self._set.remove(one.source)
         one.gone_s = time.monotonic()
@@ -261,7 +261,7 @@ class ChangingInputs:
         self._closers = [*(thread for thread in self._closers if thread.is_alive()), closer]
         closer.start()
 
-    def _closed(self, one: _Kept) -> None:
+    def _closed(self, one: _RunningSource) -> None:
         one.source.close()
         one.shut.set()
         with self._changed:
@@ -278,7 +278,7 @@ class ChangingInputs:
                 one.ended = True
                 self._tell(one, "source-ended", str(source.failure or "it has no more frames"))
 
-    def _hear(self, one: _Kept, kind: str, problem: str, seconds: float) -> None:
+    def _hear(self, one: _RunningSource, kind: str, problem: str, seconds: float) -> None:
         if one.gone_s is not None:
             return
         if kind == "opened":
@@ -288,6 +288,6 @@ class ChangingInputs:
             one.said = problem
             self._tell(one, "source-failed", problem)
 
-    def _tell(self, one: _Kept, kind: str, reason: str, seconds: float = 0.0) -> None:
+    def _tell(self, one: _RunningSource, kind: str, reason: str, seconds: float = 0.0) -> None:
         named = reason if one.wanted.key in reason else f"{one.wanted.key}: {reason}"
         self.tell(kind, named, one.wanted.name, one.wanted.tag, seconds)

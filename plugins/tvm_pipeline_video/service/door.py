@@ -21,7 +21,7 @@ from tvm_pipeline_video.service.video_extra import Interpretation, Request, hard
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _VideoModel:
     """A model with its decoder, to be measured on a source.
 
     Attributes:
@@ -57,11 +57,11 @@ class _Read:
         return MeasuredApplication(rehearsal.graph, profile, rehearsal.runner(compiled, platform), asdict(known))
 
 
-def read(graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str, Any]) -> _Read:
+def read(graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str, Any]) -> _VideoModel:
     """Return the application of a model; raise what `interpret` raises, and OptionError where labels cannot be read."""
     request = decoder_request(options["decoder"], options["labels"], options["threshold"], options["classes"])
     found = interpret(graph, metadata, request, options["preprocessing"])
-    return _Read(options["source"] or "", options["video"] or "", request, found)
+    return _VideoModel(options["source"] or "", options["video"] or "", request, found)
 
 
 def again(bundle: Bundle, source: str) -> Run:

@@ -28,7 +28,7 @@ from tvm_pipeline.core.plan import cost_key, describe
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.under_load import FrameDeadline, in_time, with_latencies
 from tvm_pipeline.errors import BundleError, LimitMissedError, NoPlanError, OptionError, PlanError, ProfileError
-from tvm_pipeline.files import cache_folder, keep, kept
+from tvm_pipeline.files import cache_folder, keep, read_kept
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified, with_fewest_inside
 from tvm_pipeline.workflow.steps import given_plan
@@ -37,7 +37,7 @@ from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import result_line
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import (
-    Analysed,
+    Analysis,
     Frame,
     HostSetting,
     Interpretation,
@@ -226,7 +226,7 @@ def _keep(path: Path, found: _KeptPlan) -> None:
 
 
 def _kept(path: Path) -> _KeptPlan | None:
-    content = kept(path)
+    content = read_kept(path)
     try:
         return None if content is None else msgspec.json.decode(content, type=_KeptPlan)
     except (msgspec.DecodeError, ProfileError):
@@ -307,7 +307,7 @@ def rehearsed_application(
     """
 
     @contextmanager
-    def scratch(folder: Path, fps: float) -> Iterator[Callable[[Analysed[Frame], Any], None]]:
+    def scratch(folder: Path, fps: float) -> Iterator[Callable[[Analysis[Frame], Any], None]]:
         output = folder / f"scratch{video}" if video else None
         results = os.devnull if lines else None  # lines are small: making them is what takes time
         with ResultFiles(Settings(output=output, results=results), fps, False) as files:

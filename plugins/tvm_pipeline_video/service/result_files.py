@@ -25,7 +25,7 @@ from tvm_pipeline_video.service.mqtt_results import MqttResults, is_broker, pars
 from tvm_pipeline_video.service.result_lines import ResultLine
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import (
-    Analysed,
+    Analysis,
     Frame,
     JsonLines,
     Overlay,
@@ -103,7 +103,7 @@ class ResultFiles:
 
     def write(
         self,
-        seen: Analysed[Frame],
+        seen: Analysis[Frame],
         line: ResultLine,
         label: str,
         picture: NDArray[np.uint8] | None,

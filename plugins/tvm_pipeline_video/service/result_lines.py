@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tvm_pipeline_video.service.video_extra import Analysed, Annotation, Frame
+from tvm_pipeline_video.service.video_extra import Analysis, Annotation, Frame
 
 
 class OutputSummary(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_line(
-    seen: Analysed[Frame], *, decoded: bool, stand_ins: Mapping[str, str] | None = None, model: str = ""
+    seen: Analysis[Frame], *, decoded: bool, stand_ins: Mapping[str, str] | None = None, model: str = ""
 ) -> ResultLine:
     """Return the line of a frame.
 

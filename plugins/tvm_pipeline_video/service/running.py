@@ -30,7 +30,7 @@ from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.records import ModelReport
-from tvm_pipeline_video.service.running_model import RunningModel, Write, opened_models
+from tvm_pipeline_video.service.running_model import ResultWriter, RunningModel, opened_models
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.status_file import StatusFile
 
@@ -164,7 +164,7 @@ class Service:
             settings, before = following, self._running
 
     def _run_to_end(
-        self, models: Sequence[RunningModel], write: Write, settings: Settings, status: StatusFile
+        self, models: Sequence[RunningModel], write: ResultWriter, settings: Settings, status: StatusFile
     ) -> Settings | None:
         """Run until the sources end, one model fails, or a signal comes; then let the frames inside come out.
 
@@ -217,7 +217,7 @@ class Service:
                 raise worst
         return None if requests.stop else following
 
-    def _started(self, stack: ExitStack, models: Sequence[RunningModel], write: Write) -> list[threading.Thread]:
+    def _started(self, stack: ExitStack, models: Sequence[RunningModel], write: ResultWriter) -> list[threading.Thread]:
         """Start the pipelines, then a thread for each model that takes its results."""
         stopped: Callable[[], bool] = lambda: self._requests.stop or self._drains  # noqa: E731
         threads = []

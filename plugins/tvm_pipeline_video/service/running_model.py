@@ -59,7 +59,7 @@ from tvm_pipeline_video.service.result_lines import result_line
 from tvm_pipeline_video.service.settings import Settings, for_each
 from tvm_pipeline_video.service.video_extra import (
     USUAL_FPS,
-    Analysed,
+    Analysis,
     Annotation,
     Application,
     Decoder,
@@ -85,10 +85,10 @@ NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that t
 Picture = NDArray[np.uint8]
 
 
-class Write(Protocol):
+class ResultWriter(Protocol):
     """Writes what was found on a frame of the model of that label; the picture has it drawn, where that was done."""
 
-    def __call__(self, label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None: ...
+    def __call__(self, label: str, seen: Analysis[Frame], picture: Picture | None = None) -> None: ...
 
 
 class TimedDecoder:
@@ -153,10 +153,10 @@ class RunningModel:
     problem: Problem
     pipeline: LivePipeline
     sources: ModelSources | ChangingInputs
-    results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]
+    results: Callable[[Callable[[], bool]], Iterator[Analysis[Frame]]]
     writes: bool
     decoder: TimedDecoder | None = None
-    last: Analysed[Frame] | None = None
+    last: Analysis[Frame] | None = None
     failure: Exception | None = None
     hangs: bool = False
     metering: RunEnergy | None = None
@@ -168,7 +168,7 @@ class RunningModel:
     late: int = 0
     paced: bool = False
 
-    def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
+    def take_results(self, write: ResultWriter, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
         try:
             for seen in self.results(stopped):
@@ -183,7 +183,7 @@ class RunningModel:
                 f"{self.sources.name}: {type(error).__name__} ended the thread of its results: {error}"
             )
 
-    def _count(self, seen: Analysed[Frame]) -> None:
+    def _count(self, seen: Analysis[Frame]) -> None:
         self.found_in += bool(seen.annotations)
         self.late += self.deadline is not None and seen.result.latency_s > self.deadline.seconds
         for annotation in seen.annotations:
@@ -255,7 +255,7 @@ class RunningModel:
 @contextmanager
 def opened_models(
     settings: Settings, counts: FrameCounts, keeps_results: bool, listener: Listener
-) -> Iterator[tuple[list[RunningModel], Write]]:
+) -> Iterator[tuple[list[RunningModel], ResultWriter]]:
     """Open every model with its sources and its watcher, and the files that results go to; nothing runs yet.
 
     Args:
@@ -270,7 +270,7 @@ def opened_models(
             counts.recall(settings.results_file, settings.segment is not None)
         write_event = stack.enter_context(event_log(settings.events))
         meter = stack.enter_context(opened_meter(settings.power_sensor, SAMPLED_S))
-        opened: list[_Opened] = []
+        opened: list[_OpenModel] = []
         stack.callback((processes := DeviceProcesses()).end)
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
@@ -297,7 +297,7 @@ def opened_models(
                 )
                 planned, sources = plan_alone(settings, bundle, plans[index]), ChangingInputs(settings, counts)
                 stack.callback(sources.close)
-                opened.append(_Opened(label, bundle, found, planned, sources))
+                opened.append(_OpenModel(label, bundle, found, planned, sources))
                 continue
             inputs = specs, policies[own]
             planned = _planned(settings, path, bundle, plans[index], inputs, found, listener, meter)
@@ -313,7 +313,7 @@ def opened_models(
                     settings.hardware_decoding,
                 )
             )
-            opened.append(_Opened(label, bundle, found, planned, sources))
+            opened.append(_OpenModel(label, bundle, found, planned, sources))
         write = stack.enter_context(writing(opened, settings, keeps_results))
         models = []
         for index, one in enumerate(opened):
@@ -346,7 +346,7 @@ def _came_out(models: Sequence[RunningModel]) -> tuple[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _OpenModel:
     """All that a model runs on."""
 
     label: str
@@ -439,9 +439,9 @@ def _was_given(bundle: Bundle) -> bool:
 
 def _running(
     stack: ExitStack,
-    opened: _Opened,
+    opened: _OpenModel,
     settings: Settings,
-    write: Write,
+    write: ResultWriter,
     write_event: WriteEvent,
     processes: DeviceProcesses,
 ) -> RunningModel:
@@ -479,7 +479,7 @@ def _running(
         host=host,
     )
     if application:
-        results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
+        results: Callable[[Callable[[], bool]], Iterator[Analysis[Frame]]] = partial(application.run, pipeline)
         return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
     decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
     preprocessing = opened.found.preprocessing
@@ -506,14 +506,14 @@ def _labels(bundles: Sequence[Path]) -> list[str]:
 
 
 @contextmanager
-def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool) -> Iterator[Write]:
+def writing(opened: Sequence[_OpenModel], settings: Settings, keeps_results: bool) -> Iterator[ResultWriter]:
     """Open what results go to; yield the function that writes a frame's line and its picture, and counts it."""
     # Models write from threads of their own; only the last line may be ahead of what is counted.
     lock = threading.Lock()
     models = {one.label: one for one in opened}
     with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results) as files:
 
-        def write(label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None:
+        def write(label: str, seen: Analysis[Frame], picture: Picture | None = None) -> None:
             model = models[label]
             line = result_line(
                 seen,
@@ -610,7 +610,7 @@ def warmed_results(
     warm: Callable[[], None],
     *,
     replans: bool,
-) -> Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]:
+) -> Callable[[Callable[[], bool]], Iterator[Analysis[Frame]]]:
     """Return what gives the results of frames, after a frame of noise went the same way and was left out.
 
     No frame is taken before: it would grow old inside, and those behind it would be dropped.
@@ -622,7 +622,7 @@ def warmed_results(
     """
     noise = _noise(preprocessing, input_shape)
 
-    def results(stopped: Callable[[], bool]) -> Iterator[Analysed[Frame]]:
+    def results(stopped: Callable[[], bool]) -> Iterator[Analysis[Frame]]:
         through = threading.Event()
 
         def taken() -> Iterator[Frame]:

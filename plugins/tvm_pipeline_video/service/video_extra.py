@@ -11,7 +11,7 @@ from tvm_pipeline import PipelineError
 
 try:
     from tvm_pipeline_video import (
-        Analysed,
+        Analysis,
         Annotation,
         Decoder,
         Frame,
@@ -51,7 +51,7 @@ __all__ = [
     "FAMILIES",
     "USUAL_FPS",
     "VIDEO_EXTENSIONS",
-    "Analysed",
+    "Analysis",
     "Annotation",
     "Application",
     "Decoder",

@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from tvm_pipeline import Operator, OperatorGraph, Plan, Stage
 from tvm_pipeline.report.drawing import CUT, INK, MARGIN, PALE, PALETTE
-from tvm_pipeline.report.layered import BOX, Sheet, Vertex, folded_sheet, layered, legend, ways
+from tvm_pipeline.report.layered import BOX, Sheet, Vertex, folded_sheet, layered, legend, tensor_paths
 
 UNITS = 100  # an inch; coordinates are whole
 LEGEND_LINE = 0.2  # inches
@@ -69,7 +69,7 @@ def _draw_links(svg: Element, sheet: Sheet) -> None:
     SubElement(marker, "path", d="M0 0L6 3L0 6Z", fill=INK)
     for crosses, colour, breadth in ((False, INK, "0.8"), (True, CUT, "1.6")):
         group = SubElement(svg, "g", {"fill": "none", "stroke": colour, "stroke-width": breadth})
-        for way in ways(sheet):
+        for way in tensor_paths(sheet):
             if way.crosses == crosses:
                 points = [f"{_units(x)} {_units(y)}" for x, y in way.points]
                 path = f"M{points[0]} {'C' if len(points) == 4 else 'L'}{' '.join(points[1:])}"

@@ -23,7 +23,7 @@ SHOWN_EVENTS = 50
 
 
 class LiveWatch:
-    """A running pipeline as `Watched`.
+    """A running pipeline as `WatchedPipeline`.
 
     Args:
         sources: returns the present `Snapshot.sources`.

@@ -24,13 +24,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from tvm_pipeline.runtime import RunStatistics
-from tvm_pipeline_video.watch.snapshot import Snapshot, Watched
+from tvm_pipeline_video.watch.snapshot import Snapshot, WatchedPipeline
 
 # Upper bounds of the latency histogram, in seconds: from the time of one small stage to far more than is usable.
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def new_registry(watched: Watched) -> CollectorRegistry:
+def new_registry(watched: WatchedPipeline) -> CollectorRegistry:
     """Return a new registry with the metrics of the pipeline, and memory, CPU time and descriptors of the process."""
     registry = CollectorRegistry()
     registry.register(PipelineCollector(watched))
@@ -45,7 +45,7 @@ class PipelineCollector(Collector):
     run's window in between are not in it; `tvm_pipeline_frames_total` has counted them.
     """
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedPipeline) -> None:
         self._watched = watched
         self._lock = threading.Lock()  # over what follows, if two requests come at the same time
         self._seen = 0

@@ -27,7 +27,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video.watch.cut import cut_svg
 from tvm_pipeline_video.watch.metrics import new_registry
 from tvm_pipeline_video.watch.site import Reply, Site, json_reply, metrics_reply, page_reply, text_reply
-from tvm_pipeline_video.watch.snapshot import Snapshot, Watched
+from tvm_pipeline_video.watch.snapshot import Snapshot, WatchedPipeline
 from tvm_pipeline_video.watch.trace import chrome_trace
 
 LONGEST_TRACE_S = 600.0
@@ -49,7 +49,7 @@ class WatchServer(Site):
 
     def __init__(
         self,
-        watched: Watched,
+        watched: WatchedPipeline,
         address: str = "127.0.0.1",
         port: int = 0,
         *,

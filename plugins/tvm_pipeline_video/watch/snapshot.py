@@ -102,7 +102,7 @@ class Snapshot:
         )
 
 
-class Watched(Protocol):
+class WatchedPipeline(Protocol):
     """Something that can be watched. The methods are called from the server's threads, while the pipeline runs."""
 
     @property

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.guests import guests
-from tvm_pipeline.power import Found, survey
+from tvm_pipeline.power import Survey, survey
 from tvm_pipeline_boards.machine_sensors import machine_sensors
 
 
-def surveyed(root: Path) -> Found:
+def surveyed(root: Path) -> Survey:
     """Return the sensors that a machine with these files has, the best first."""
     with guests(sensors=partial(machine_sensors, root)):
         return survey()

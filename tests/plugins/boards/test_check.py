@@ -20,7 +20,7 @@ from tests.plugins.boards.test_jtop import Client
 from tests.plugins.boards.test_nvml import driver, set_gpu
 from tests.support.guests import guests
 from tvm_pipeline.cli import check
-from tvm_pipeline.power import Found, choice
+from tvm_pipeline.power import Survey, choice
 from tvm_pipeline_boards.machine_sensors import machine_sensors
 from tvm_pipeline_boards.nvml import nvml_sensors
 
@@ -106,9 +106,9 @@ def checked(cli, driver, tmp_path, monkeypatch) -> Callable[[Sequence[Act], Act]
     machine = Machine(tmp_path / "root", driver)
     driver.fake_machine(1, 0)
 
-    def found() -> Found:
+    def found() -> Survey:
         there, gpus = machine_sensors(machine.root), nvml_sensors(Path("/"), driver._name)
-        return Found(there.sensors + gpus.sensors, there.obstacles | gpus.obstacles, there.looked_for)
+        return Survey(there.sensors + gpus.sensors, there.obstacles | gpus.obstacles, there.looked_for)
 
     def run(before: Sequence[Act], later: Act) -> dict[str, tuple[str, str]]:
         for act in before:

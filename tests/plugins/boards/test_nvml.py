@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import Found
+from tvm_pipeline.power import Survey
 from tvm_pipeline_boards.nvml import GpuCounter, GpuPower, nvml_sensors
 
 
@@ -59,7 +59,7 @@ def test_a_driver_that_was_loaded_again_is_noticed(driver: ctypes.CDLL) -> None:
 def test_no_driver(driver: ctypes.CDLL) -> None:
     driver.fake_machine(0, 1)
     assert nvml_sensors(Path("/"), driver._name).obstacles == {"nvml": "nvmlInit_v2: Driver Not Loaded"}
-    assert nvml_sensors(Path("/"), "libno-such-driver.so.1") == Found([], {})
+    assert nvml_sensors(Path("/"), "libno-such-driver.so.1") == Survey([], {})
     other = find_library("c")
     assert other is not None
     assert "nvmlInit_v2: the driver's libnvidia-ml.so.1 is too old" in nvml_sensors(Path("/"), other).obstacles["nvml"]

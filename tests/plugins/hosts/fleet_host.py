@@ -26,11 +26,11 @@ from tvm_pipeline.planning import plan
 from tvm_pipeline.testing import FakeBackend, FakeModel
 from tvm_pipeline.testing import installed as installed_backends
 from tvm_pipeline_hosts.fleet.agent import Agent
-from tvm_pipeline_hosts.fleet.messages import HostReport, Order
+from tvm_pipeline_hosts.fleet.messages import HostOrder, HostReport
 from tvm_pipeline_hosts.remote.parcels import Parcels
 from tvm_pipeline_video.decoding import Picture
 from tvm_pipeline_video.errors import VideoError
-from tvm_pipeline_video.kinds import Kind, Opening
+from tvm_pipeline_video.kinds import Kind, SourceOptions
 from tvm_pipeline_video.sources import Source
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ class _Locked(Source):
         Path(self.name.partition(":")[2]).unlink(missing_ok=True)
 
 
-def _open_once(spec: str, opening: Opening) -> Source:
+def _open_once(spec: str, opening: SourceOptions) -> Source:
     holder = Path(spec.partition(":")[2])
     try:
         with holder.open("x") as file:
@@ -100,15 +100,15 @@ def agent_command(host: str, folder: Path, socket: Path) -> list[str]:
 def run_agent(host: str, folder: str, socket: str) -> None:
     with Client(socket, "AF_UNIX") as wire:
 
-        def beat(report: HostReport) -> Order:
+        def beat(report: HostReport) -> HostOrder:
             wire.send_bytes(msgspec.json.encode(report))
-            return msgspec.json.decode(wire.recv_bytes(), type=Order)
+            return msgspec.json.decode(wire.recv_bytes(), type=HostOrder)
 
         Agent(host, Path(folder), beat, Parcels(Path(folder) / "parcels")).run(threading.Event())
 
 
 @contextmanager
-def answering(socket: Path, beat: Callable[[HostReport], Order]) -> Iterator[None]:
+def answering(socket: Path, beat: Callable[[HostReport], HostOrder]) -> Iterator[None]:
     """Answer the beats of an agent in another process, until that ends."""
     with Listener(str(socket), "AF_UNIX") as listener:
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tvm_pipeline.errors import RunError
-from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Line, Order, RunningDuty
+from tvm_pipeline_hosts.fleet.messages import Duty, HostOrder, HostReport, Line, RunningDuty
 
 MOST_LINES = 40  # in a report
 
@@ -45,7 +45,7 @@ class SimulatedHost:
     unsafe: list[Line] = field(default_factory=list)
     done: int = 0
     sent: int = 0
-    order: Order | None = None
+    order: HostOrder | None = None
     frozen: bool = False
     cut: bool = False
     deaf: bool = False
@@ -68,7 +68,7 @@ class SimulatedHost:
                 self.lines.append(Line(camera, model, epoch, running.frames, msgspec.Raw(line)))
                 running.frames += 1
 
-    def beat(self, speak: Callable[[HostReport], Order]) -> Order | None:
+    def beat(self, speak: Callable[[HostReport], HostOrder]) -> HostOrder | None:
         """Speak with the coordinator; return what it answered, also where this host does not hear it."""
         if self.frozen or self.cut:
             return None
@@ -103,7 +103,7 @@ class SimulatedHost:
             waiting=len(self.lines) - len(sent),
         )
 
-    def hear(self, order: Order) -> None:
+    def hear(self, order: HostOrder) -> None:
         self.refused = order.refused
         is_known = order.taken in (self._since, self._upto)
         if order.taken == self._upto:
@@ -144,7 +144,7 @@ class SimulatedHost:
         self.done, self.sent = self.done - len(self.unsafe), 0
         self.unsafe.clear()
 
-    def _follow(self, order: Order) -> None:
+    def _follow(self, order: HostOrder) -> None:
         self.version = order.version
         wanted = {(duty.camera, duty.model, duty.epoch): duty for duty in order.duties}
         for key, running in self.running.items():

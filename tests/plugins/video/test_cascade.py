@@ -12,7 +12,7 @@ from tests.support.fake_backend import busy, chain_model, fake_platform, make_pl
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import OptionError, StageError
 from tvm_pipeline.runtime import Pipeline, Result
-from tvm_pipeline_video.cascade import Cascade, Cascaded, measured_crops, plan_cascade
+from tvm_pipeline_video.cascade import Cascade, CascadeResult, measured_crops, plan_cascade
 
 FRAMES = 150
 
@@ -33,7 +33,7 @@ def cut(result: Result) -> list[np.ndarray]:
     return [number(100 * value + index) for index in range(result.frame % 4)]
 
 
-def seen(frame: Cascaded) -> tuple[int, int, list[int]]:
+def seen(frame: CascadeResult) -> tuple[int, int, list[int]]:
     return frame.first.frame, int(frame.first.outputs["y"][0]), [int(crop.outputs["y"][0]) for crop in frame.crops]
 
 

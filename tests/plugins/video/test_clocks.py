@@ -26,7 +26,7 @@ from tests.plugins.video.cameras import camera
 from tests.plugins.video.test_sources import serving
 from tvm_pipeline.runtime import Result
 from tvm_pipeline_video import LiveFrame, LiveSource, Reconnect, parse_policy
-from tvm_pipeline_video.analysis import Analysed
+from tvm_pipeline_video.analysis import Analysis
 from tvm_pipeline_video.decoding import Picture
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
@@ -214,7 +214,7 @@ def check_segments(frames: list[LiveFrame], folder: Path) -> None:
     lines = folder / "lines.jsonl"
     with ResultFiles(Settings(results=str(lines), segment=segment_s), 25.0, keeps=False) as files:
         for frame in frames:
-            seen = Analysed(frame, Result(frame.index, {}, 0.01, frame), ())
+            seen = Analysis(frame, Result(frame.index, {}, 0.01, frame), ())
             files.write(seen, result_line(seen, decoded=True), "", None)
     written = [segment_path(lines, number).read_bytes().splitlines() for number in segment_numbers(lines)]
     found = [[msgspec.json.decode(line, type=ResultLine) for line in segment] for segment in written]

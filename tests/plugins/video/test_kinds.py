@@ -9,12 +9,12 @@ import pytest
 
 from tests.plugins.video.cameras import film
 from tests.plugins.video.test_sources import failure
-from tvm_pipeline_video import KINDS, Kind, Opening, Source, open_source, source_kind
+from tvm_pipeline_video import KINDS, Kind, Source, SourceOptions, open_source, source_kind
 
 BY_ID = "/dev/v4l/by-id/usb-046d_HD_Pro_Webcam_C920-video-index0"
 
 
-def _open_film(spec: str, opening: Opening) -> Source:
+def _open_film(spec: str, opening: SourceOptions) -> Source:
     pictures = film(int(spec.partition(":")[2]))()
     return Source(spec, pictures, fps=None, frames=None, limit=opening.limit, live=True)
 

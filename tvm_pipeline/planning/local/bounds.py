@@ -17,7 +17,7 @@ from tvm_pipeline.cost.device_costs import cost_of, idle_w, lock_s
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.chain_bound import least_period_of_chains
 from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
-from tvm_pipeline.planning.local.least_load import Least, busy_scale, least_of
+from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
 from tvm_pipeline.planning.search.work_bound import least_period_of_all
 
@@ -80,7 +80,7 @@ def _least_period(problem: Problem, again: bool, deadline: float) -> float:
     return least_period_of_chains(problem, least, period_s, deadline)
 
 
-def _least_sum(problem: Problem, least: Least, deadline: float) -> float:
+def _least_sum(problem: Problem, least: LeastCosts, deadline: float) -> float:
     """Return a lower bound of the sum over all stages."""
     hop = least.receive[1] + least.link[1] + least.send[1]
     if (problem.stages or 1) == 1 or not hop:

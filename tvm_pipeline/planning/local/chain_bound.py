@@ -23,7 +23,7 @@ import numpy as np
 
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
-from tvm_pipeline.planning.local.least_load import Least
+from tvm_pipeline.planning.local.least_load import LeastCosts
 
 # The weights of multiplications that are tried first, against fetches; then those near the best of them.
 WEIGHTS = (1.0, 0.5, 0.0)
@@ -31,7 +31,7 @@ REFINED = 3
 STEPS = 40  # of the bisection
 
 
-def least_period_of_chains(problem: Problem, least: Least, at_least: float, deadline: float = math.inf) -> float:
+def least_period_of_chains(problem: Problem, least: LeastCosts, at_least: float, deadline: float = math.inf) -> float:
     """Return a lower bound, at least `at_least`, of the seconds between frames of every pipeline.
 
     Each device serves one stage, or takes part in one replicated stage.
@@ -66,7 +66,7 @@ def least_period_of_chains(problem: Problem, least: Least, at_least: float, dead
 
 
 def _with_weight(
-    problem: Problem, network: Network, least: Least, weight: float, at_least: float, deadline: float
+    problem: Problem, network: Network, least: LeastCosts, weight: float, at_least: float, deadline: float
 ) -> float:
     """Return the bound where multiplications count with this weight, and fetches with the rest."""
     work = least.added + weight * least.work + (1 - weight) * least.spill * least.param_bytes
@@ -82,7 +82,7 @@ def _with_weight(
 class _Chains:
     """The relaxed chains, for one weight of the multiplications."""
 
-    def __init__(self, least: Least, total: float, crossing: Crossing, saved_s: float) -> None:
+    def __init__(self, least: LeastCosts, total: float, crossing: Crossing, saved_s: float) -> None:
         self.least = least
         enters = [one + two for one, two in zip(least.receive, least.link, strict=True)]
         possible = np.isfinite(crossing.least)

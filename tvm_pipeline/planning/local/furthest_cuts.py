@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.planning.local.least_crossing import Network
-from tvm_pipeline.planning.local.least_load import Least, busy_scale, least_of
+from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
 # Minimum cuts of larger graphs take too long.
@@ -41,7 +41,7 @@ WEIGHTS = (1.0, 0.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reaching:
+class ReachGraph:
     """The graph of a problem, with what its cuts need; made once for all numbers of stages.
 
     Attributes:
@@ -50,13 +50,13 @@ class Reaching:
 
     problem: Problem
     network: Network
-    least: Least
+    least: LeastCosts
     work: tuple[Floats, ...]
     upstream: tuple[Floats, ...]
     downstream: tuple[Floats, ...]
 
     @classmethod
-    def of(cls, problem: Problem) -> Reaching | None:
+    def of(cls, problem: Problem) -> ReachGraph | None:
         """Return what reaching stages need; None where the graph is too large, or its operators take no time."""
         if len(problem.graph) > MOST_OPERATORS:
             return None
@@ -164,8 +164,8 @@ class Reaching:
         return best
 
 
-def reaching(problem: Problem) -> Reaching | None:
+def reaching(problem: Problem) -> ReachGraph | None:
     """Return the maker of first plans, for problems of throughput without a limit; else None."""
     if problem.objective != "throughput" or problem.max_latency_s is not None:
         return None
-    return Reaching.of(replace(problem, stages=None))
+    return ReachGraph.of(replace(problem, stages=None))

@@ -20,7 +20,7 @@ from tvm_pipeline.planning.search.cuts import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Least:
+class LeastCosts:
     """The least figures over all devices of a platform, for N operators, in seconds or joules.
 
     Attributes:
@@ -90,7 +90,7 @@ class Least:
         return float(np.bincount(self.leaders, alone).max()) + self.call
 
 
-def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, shared: bool = False) -> Least:
+def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, shared: bool = False) -> LeastCosts:
     """Return the least figures of a problem's devices.
 
     Args:
@@ -114,7 +114,7 @@ def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, 
     stages = problem.stages or 1
     inputs, outputs = {tensor.name for tensor in graph.inputs}, set(graph.outputs)
     sizes, readers = graph.tensors, graph.edges.readers
-    return Least(
+    return LeastCosts(
         devices=widest,
         replicates=shared or (counts_period(problem) and widest > stages),
         added=np.min(added, axis=0),

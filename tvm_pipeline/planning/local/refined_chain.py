@@ -26,7 +26,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import lock_s
 from tvm_pipeline.planning.local.furthest_tree import Cut, FurthestTree, Layout
 from tvm_pipeline.planning.local.least_crossing import Network
-from tvm_pipeline.planning.local.least_load import Least, busy_scale, least_of
+from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
 # Minimum cuts of larger graphs take too long.
@@ -52,7 +52,7 @@ class RefinedChain:
         stages_s: the seconds of its slowest stage, on devices that are as good as the best one in each figure.
     """
 
-    def __init__(self, problem: Problem, least: Least, stages: int, at_least_s: float) -> None:
+    def __init__(self, problem: Problem, least: LeastCosts, stages: int, at_least_s: float) -> None:
         self.least, self.stages, self.period_s = least, stages, at_least_s
         self.lock_s = lock_s(problem)
         self.stages_s = math.inf

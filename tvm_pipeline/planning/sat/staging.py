@@ -34,7 +34,7 @@ MOST_FOR_ANCESTORS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class TensorGroup:
     """Tensors that travel together: they have one writer and the same readers.
 
     Attributes:
@@ -63,7 +63,7 @@ class Dag:
     graph: OperatorGraph
     sources: Neighbours
     leader: list[int]
-    flows: tuple[Flow, ...]
+    flows: tuple[TensorGroup, ...]
     param_bytes: list[int]
     upstream_bytes: npt.NDArray[np.int64]
     downstream_bytes: npt.NDArray[np.int64]
@@ -135,7 +135,7 @@ def leaders_of(sources: Neighbours) -> list[int]:
     return [find(index) for index in range(len(sources))]
 
 
-def _flows(graph: OperatorGraph, ancestors: npt.NDArray[np.bool_] | None) -> tuple[Flow, ...]:
+def _flows(graph: OperatorGraph, ancestors: npt.NDArray[np.bool_] | None) -> tuple[TensorGroup, ...]:
     edges, outputs = graph.edges, set(graph.outputs)
     sizes: dict[tuple[int | None, tuple[int, ...], bool], int] = {}
     for name, tensor in graph.tensors.items():
@@ -145,7 +145,7 @@ def _flows(graph: OperatorGraph, ancestors: npt.NDArray[np.bool_] | None) -> tup
         if tensor.bytes and (readers or name in outputs):
             key = edges.writer.get(name), readers, name in outputs
             sizes[key] = sizes.get(key, 0) + tensor.bytes
-    return tuple(Flow(*key, size) for key, size in sizes.items())
+    return tuple(TensorGroup(*key, size) for key, size in sizes.items())
 
 
 class Staging:
@@ -189,7 +189,7 @@ class Staging:
         inside = self.stage(stage, [1] * len(self.dag))
         self.model.add(inside >= 1).only_enforce_if(*only_if)
 
-    def crossing(self, boundary: int, flows: Sequence[Flow]) -> Terms:
+    def crossing(self, boundary: int, flows: Sequence[TensorGroup]) -> Terms:
         """Return a literal for each flow that may cross the boundary, with its bytes. It is true if the flow crosses.
 
         The literal of a flow that does not cross may be true, too; an objective or a limit makes it false.
@@ -197,7 +197,7 @@ class Staging:
         terms = [(self._crosses(boundary, flow), flow.bytes) for flow in flows]
         return [(literal, size) for literal, size in terms if literal is not self.false]
 
-    def _crosses(self, boundary: int, flow: Flow) -> cp_model.IntVar:
+    def _crosses(self, boundary: int, flow: TensorGroup) -> cp_model.IntVar:
         written = self.true if flow.writer is None else self.before[flow.writer][boundary]
         if flow.kept or written is self.false:
             return written

@@ -32,10 +32,10 @@ from tvm_pipeline.planning.search.cost_tables import (
 )
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as all_ideals
-from tvm_pipeline.planning.search.idle_power import Capped, least_energy
+from tvm_pipeline.planning.search.idle_power import CappedResult, least_energy
 from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.planning.search.pipelines import (
-    Found,
+    FoundPipeline,
     Search,
     least_bottleneck,
     least_sum,
@@ -297,12 +297,12 @@ def _least_energy(
     if math.isinf(least_s):
         return Search(None, math.inf)
 
-    def under(cap: float, least_j: float, below_j: float) -> Capped[Found]:
+    def under(cap: float, least_j: float, below_j: float) -> CappedResult[FoundPipeline]:
         search = least_sum(space, costs, busy, cap, deadline, least=least_j, below=below_j)
         if search.found is None:
-            return Capped(math.inf, math.inf, None, ended=math.isfinite(search.bound))
+            return CappedResult(math.inf, math.inf, None, ended=math.isfinite(search.bound))
         period_s, _ = _figures(space, busy, costs, search.found, slowest=False)
-        return Capped(search.found.value, period_s, search.found, ended=search.bound < search.found.value)
+        return CappedResult(search.found.value, period_s, search.found, ended=search.bound < search.found.value)
 
     least = least_energy(under, watts, (least_s, most_s), at_most)
     bound = least.bound
@@ -367,7 +367,9 @@ def _tighten(
     return Search(replace(best, value=high), high)
 
 
-def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, slowest: bool) -> tuple[float, float]:
+def _figures(
+    space: Space, busy: StageCosts, costs: StageCosts, found: FoundPipeline, slowest: bool
+) -> tuple[float, float]:
     """Return the seconds of the slowest stage and the sum of the costs, as the search counts them."""
     start, longest, total, param_bytes = 0, 0.0, 0.0, space.param_bytes
     before: tuple[int, ...] = (len(space.devices),)
@@ -381,11 +383,11 @@ def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, sl
     return longest, total
 
 
-def _serves_too_often(space: Space, found: Found) -> bool:
+def _serves_too_often(space: Space, found: FoundPipeline) -> bool:
     counts = [sum(index in unit for unit in found.units) for index in range(len(space.devices))]
     return any(device.most_stages and n > device.most_stages for device, n in zip(space.devices, counts, strict=True))
 
 
-def _stages(space: Space, found: Found) -> tuple[Stage, ...]:
+def _stages(space: Space, found: FoundPipeline) -> tuple[Stage, ...]:
     names = [tuple(space.devices[index].name for index in unit) for unit in found.units]
     return tuple(map(Stage, names, space.cuts.stages(found.cuts)))

@@ -23,7 +23,7 @@ PlanT = TypeVar("PlanT")
 
 
 @dataclass(frozen=True, slots=True)
-class Capped(Generic[PlanT]):
+class CappedResult(Generic[PlanT]):
     """The result of one search under a cap.
 
     Attributes:
@@ -41,7 +41,7 @@ class Capped(Generic[PlanT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Least(Generic[PlanT]):
+class EnergyResult(Generic[PlanT]):
     """The result of `least_energy`.
 
     Attributes:
@@ -58,11 +58,11 @@ class Least(Generic[PlanT]):
 
 
 def least_energy(
-    under: Callable[[float, float, float], Capped[PlanT]],
+    under: Callable[[float, float, float], CappedResult[PlanT]],
     idle_w: float,
     periods_s: tuple[float, float],
     at_most: float,
-) -> Least[PlanT]:
+) -> EnergyResult[PlanT]:
     """Return the pipeline of least energy below `at_most`, with a lower bound of the energy of all.
 
     This is branch and bound over the seconds between frames. A range of them has a bound: its least seconds at idle
@@ -89,7 +89,7 @@ def least_energy(
         if found.plan is not None and found.active_j + idle_w * period_s < value:
             best, value = found.plan, found.active_j + idle_w * period_s
         if found.ended:
-            return Least(best, value, min(bound, value), ended=True)
+            return EnergyResult(best, value, min(bound, value), ended=True)
         if found.plan is None:
             continue
         below_s = min(period_s, high_s) * (1 - SAME)
@@ -99,4 +99,4 @@ def least_energy(
             below_s = middle_s
         if low_s < below_s:
             heappush(ranges, (found.active_j + idle_w * low_s, low_s, below_s, found.active_j))
-    return Least(best, value, value)
+    return EnergyResult(best, value, value)

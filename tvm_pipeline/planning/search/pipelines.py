@@ -59,7 +59,7 @@ class Pruning:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPipeline:
     """A pipeline: the unit (indices of devices) of each stage, the cut behind each stage, and its value."""
 
     value: float
@@ -71,7 +71,7 @@ class Found:
 class Search:
     """The result of a search: the best pipeline, None if there is none, and a lower bound of the value of all."""
 
-    found: Found | None
+    found: FoundPipeline | None
     bound: float
 
 
@@ -189,7 +189,7 @@ class _Pass:
         )
         self.window = _window(space, elders, seconds, cap, masks, pruning)
 
-    def run(self, deadline: float | None) -> tuple[bool, Found | None]:
+    def run(self, deadline: float | None) -> tuple[bool, FoundPipeline | None]:
         """Return whether the deadline ended the pass, and the best pipeline with a sum of at most the limit."""
         if len(self.states.source) == 0:
             return False, None
@@ -318,7 +318,7 @@ def _entering(space: Space, states: States, costs: StageCosts) -> tuple[Integers
     return which, np.array(table)
 
 
-def _best(space: Space, states: States, table: Any) -> Found | None:
+def _best(space: Space, states: States, table: Any) -> FoundPipeline | None:
     """Return the best pipeline that ends at the last cut and has the prescribed numbers of stages and devices."""
     full = table.value[:, -1].copy()
     if space.stages is not None:
@@ -334,4 +334,4 @@ def _best(space: Space, states: States, table: Any) -> Found | None:
         units.append(space.units[int(states.unit[state])])
         ends.append(cut)
         state, cut = int(table.leader[state, cut]), int(table.origin[state, cut])
-    return Found(best, tuple(reversed(units)), tuple(reversed(ends)))
+    return FoundPipeline(best, tuple(reversed(units)), tuple(reversed(ends)))

@@ -32,7 +32,7 @@ from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.memory import stage_memory as memory
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
-from tvm_pipeline.planning.search.idle_power import Capped, Least, least_energy
+from tvm_pipeline.planning.search.idle_power import CappedResult, EnergyResult, least_energy
 from tvm_pipeline.planning.search.space import is_steady, serving_once, stage_limits
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
@@ -60,7 +60,7 @@ def fitting_chain(problem: Problem, refused: str) -> Plan:
     _check_operators(problem)
     deadline = time.monotonic() + (SEARCH_S if problem.time_limit_s is None else problem.time_limit_s)
     cuts = prefixes(problem.graph)
-    needs = _Needs(problem.graph, cuts)
+    needs = _SegmentBytes(problem.graph, cuts)
     found: list[_Segment] | None = None
     least = math.inf
     for search in _searches(problem, cuts):
@@ -85,22 +85,22 @@ def fitting_chain(problem: Problem, refused: str) -> Plan:
     return Plan(problem.graph.name, "chain", problem.objective, stages, predicted)
 
 
-def _best_fitting(search: _Search, needs: _Needs, below: float, deadline: float) -> Least[list[_Segment]]:
+def _best_fitting(search: _Search, needs: _SegmentBytes, below: float, deadline: float) -> EnergyResult[list[_Segment]]:
     """Return the best pipeline that fits, and whose value is `below`; the value need not be an energy."""
 
-    def under(cap: float, _: float, below: float) -> Capped[list[_Segment]]:
+    def under(cap: float, _: float, below: float) -> CappedResult[list[_Segment]]:
         while time.monotonic() < deadline:
             value, segments = search.best(needs.bytes, below, cap)
             # All are checked, so that the next proposal avoids every segment of this one that is too large.
             fits = [needs.fit(search.devices[device], start, end) for device, start, end in segments]
             if all(fits):
                 period_s = search.period_s(segments) if search.idle_w else math.inf
-                return Capped(value, period_s, segments or None)
-        return Capped(math.inf, math.inf, None, ended=True)
+                return CappedResult(value, period_s, segments or None)
+        return CappedResult(math.inf, math.inf, None, ended=True)
 
     if not search.idle_w:
         found = under(search.most_s, 0.0, below)
-        return Least(found.plan, below if found.plan is None else found.active_j, -math.inf, found.ended)
+        return EnergyResult(found.plan, below if found.plan is None else found.active_j, -math.inf, found.ended)
     return least_energy(under, search.idle_w, (search.least_s, search.most_s), below)
 
 
@@ -160,7 +160,7 @@ def least_needs(graph: OperatorGraph) -> Floats:
     return need
 
 
-class _Needs:
+class _SegmentBytes:
     """The bytes of parameters and activations that segments need.
 
     Attributes:
@@ -206,7 +206,7 @@ def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
             yield _Search(problem, cuts, devices, once, working, working)
 
 
-class _Reached(NamedTuple):
+class _LayerPipelines(NamedTuple):
     """The best pipelines of a layer, by the cut at which they end.
 
     Attributes:
@@ -289,11 +289,11 @@ class _Search:
             for table, capacity in zip(self.tables, self.capacity, strict=True)
         ]
         count = len(self.usable)
-        start = _Reached(np.where(np.arange(count) > 0, np.inf, 0.0), np.zeros(count, int), np.zeros(count, int))
-        layers: list[dict[_State, _Reached]] = [{((0,) * len(self.devices), -1): start}]
+        start = _LayerPipelines(np.where(np.arange(count) > 0, np.inf, 0.0), np.zeros(count, int), np.zeros(count, int))
+        layers: list[dict[_State, _LayerPipelines]] = [{((0,) * len(self.devices), -1): start}]
         least: dict[_State, Floats] = {}
         while layers[-1] and len(layers) <= (self.stages or count):
-            following: dict[_State, _Reached] = {}
+            following: dict[_State, _LayerPipelines] = {}
             for number, ((served, last), before) in enumerate(layers[-1].items()):
                 for device in self.next_devices(served, last):
                     counted = math.isfinite(self.limits[device])
@@ -316,7 +316,9 @@ class _Search:
             return list(range(last + 1, len(self.devices)))
         return [d for d, count in enumerate(served) if d != last and count < self.limits[d]]
 
-    def extended(self, before: _Reached, number: int, table: Floats, last: int, device: int, cap: float) -> _Reached:
+    def extended(
+        self, before: _LayerPipelines, number: int, table: Floats, last: int, device: int, cap: float
+    ) -> _LayerPipelines:
         """Return the pipelines of state `number` with one more stage, which receives from device `last`."""
         alive = np.flatnonzero(np.isfinite(before.value))
         costs = table[alive] + self.enter[last, device, alive, None]
@@ -325,7 +327,7 @@ class _Search:
         values = before.value[alive, None]
         values = values + costs if self.adds else np.maximum(values, costs)
         chosen = values.argmin(axis=0)
-        return _Reached(values[chosen, np.arange(len(chosen))], alive[chosen], np.full(len(chosen), number))
+        return _LayerPipelines(values[chosen, np.arange(len(chosen))], alive[chosen], np.full(len(chosen), number))
 
 
 def _tables(costs: StageCosts, param_bytes: Floats) -> list[Floats]:
@@ -339,13 +341,15 @@ def _tables(costs: StageCosts, param_bytes: Floats) -> list[Floats]:
     return tables
 
 
-def _better(one: _Reached, other: _Reached) -> _Reached:
+def _better(one: _LayerPipelines, other: _LayerPipelines) -> _LayerPipelines:
     """Return the better of two pipelines at every cut."""
     wins = other.value < one.value
-    return _Reached(*(np.where(wins, theirs, own) for own, theirs in zip(one, other, strict=True)))
+    return _LayerPipelines(*(np.where(wins, theirs, own) for own, theirs in zip(one, other, strict=True)))
 
 
-def _traced(ends: list[dict[_State, _Reached]], layers: list[dict[_State, _Reached]]) -> tuple[float, list[_Segment]]:
+def _traced(
+    ends: list[dict[_State, _LayerPipelines]], layers: list[dict[_State, _LayerPipelines]]
+) -> tuple[float, list[_Segment]]:
     """Return the value and the segments of the best pipeline that ends in one of `ends` at the last cut."""
     finished = [
         (reached.value[-1], stages, number)

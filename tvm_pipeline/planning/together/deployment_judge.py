@@ -38,7 +38,7 @@ Plans = Sequence[tuple[Stage, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StageBytes:
     """What a stage holds on its device.
 
     Attributes:
@@ -101,20 +101,20 @@ def busy_factors(problem: Problem) -> dict[str, float]:
     return {device.name: busy_factor(problem, device.name, len(devices)) for device in devices}
 
 
-def held_together(demands: Sequence[Demand], plans: Plans) -> dict[str, list[Held]]:
+def held_together(demands: Sequence[Demand], plans: Plans) -> dict[str, list[StageBytes]]:
     """Return what each stage holds on its device, by device, in the order of the models.
 
     Raises:
         PlanError: the operators of a stage cannot run in their order.
     """
     scarce = scarce_devices(demands)
-    held: dict[str, list[Held]] = {}
+    held: dict[str, list[StageBytes]] = {}
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
         graph = demand.problem.graph
         for number, stage in enumerate(stages):
             name = stage.devices[0]
             peak = _order_peak(graph, number, stage) if name in scarce and demand.problem.activations else 0
-            held.setdefault(name, []).append(Held(index, number, param_bytes_of(graph, [stage]), peak))
+            held.setdefault(name, []).append(StageBytes(index, number, param_bytes_of(graph, [stage]), peak))
     return held
 
 
@@ -132,7 +132,7 @@ def _order_peak(graph: OperatorGraph, number: int, stage: Stage) -> int:
         raise PlanError(f"stage {number} of {graph.name} cannot run in its order: {error}") from error
 
 
-def check_memory(demands: Sequence[Demand], held: dict[str, list[Held]]) -> None:
+def check_memory(demands: Sequence[Demand], held: dict[str, list[StageBytes]]) -> None:
     """Raise PlanError where the parameters and activations of all models are more than a device's memory."""
     for name, stages in held.items():
         capacity = demands[0].problem.platform.device(name).memory_bytes
@@ -147,7 +147,7 @@ def check_memory(demands: Sequence[Demand], held: dict[str, list[Held]]) -> None
         )
 
 
-def _described(demands: Sequence[Demand], stages: Sequence[Held]) -> Iterator[str]:
+def _described(demands: Sequence[Demand], stages: Sequence[StageBytes]) -> Iterator[str]:
     for h in stages:
         activations = f" and {h.activation_bytes} of activations" if h.activation_bytes else ""
         yield f"{demands[h.demand].problem.graph.name}: {h.param_bytes} of parameters{activations}"

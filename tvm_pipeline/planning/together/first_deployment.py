@@ -58,7 +58,7 @@ ORDER_SHARE, ORDER_S = 0.2, 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstDeployment:
     """A deployment, None where none was found, and why the last one that was tried does not fit."""
 
     plans: list[tuple[Stage, ...]] | None
@@ -66,7 +66,7 @@ class First:
     reason: str = ""
 
 
-def first_deployment(demands: Sequence[Demand], deadline: float = math.inf, *, seed: int = 0) -> First:
+def first_deployment(demands: Sequence[Demand], deadline: float = math.inf, *, seed: int = 0) -> FirstDeployment:
     """Return a good deployment by the judge, in which each device serves one stage of a model at most.
 
     Args:
@@ -76,7 +76,7 @@ def first_deployment(demands: Sequence[Demand], deadline: float = math.inf, *, s
         ProfileError: a device has neither measurements nor a model.
     """
     sets = list(disjoint_sets(demands[0].problem.platform.devices))
-    found = First(None)
+    found = FirstDeployment(None)
     for number, devices in enumerate(sets):
         now = time.monotonic()
         end = now + max(0.0, deadline - now) / (len(sets) - number)
@@ -86,12 +86,12 @@ def first_deployment(demands: Sequence[Demand], deadline: float = math.inf, *, s
     return found
 
 
-def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline: float, seed: int) -> First:
+def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline: float, seed: int) -> FirstDeployment:
     """Return the best deployment on these devices."""
     models = models_of(demands, [prefixes(demand.problem.graph) for demand in demands], devices)
     best = _annealed(models, deadline, seed)
     if best is None:
-        return First(None)
+        return FirstDeployment(None)
     operators = sum(len(demand.problem.graph) for demand in demands)
     if operators > MOST_SMALL and not scarce_devices(demands) and time.monotonic() < deadline:
         models, best = _recut(demands, models, best, deadline, seed)
@@ -101,7 +101,7 @@ def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline
         try:
             fitted = fitted_together(demands, plans)
             utilisation = judge_deployment(demands, fitted)
-            return First(fitted, max(utilisation.values(), default=0.0))
+            return FirstDeployment(fitted, max(utilisation.values(), default=0.0))
         except PlanError as error:
             reason = str(error)
         if not needs_more(demands, models, best) or time.monotonic() >= deadline:
@@ -109,7 +109,7 @@ def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline
         again = copied(best)
         hot = HOT if rank(models, best)[0] > 0 else WARM
         anneal_until(models, again, best, _moves(models) // ROUNDS, hot, deadline, seed + turn)
-    return First(None, reason=reason)
+    return FirstDeployment(None, reason=reason)
 
 
 def _moves(models: Models) -> int:

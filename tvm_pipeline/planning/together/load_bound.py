@@ -149,7 +149,7 @@ class _Figures(NamedTuple):
     Attributes:
         enter, leave: M; the cost of receiving a cut and of sending it, the fixed cost included.
         link: M; the cost of the hop over a link.
-        table: of the one device that `Least` imagines.
+        table: of the one device that `LeastCosts` imagines.
         capacity: the most parameter bytes of a stage.
     """
 

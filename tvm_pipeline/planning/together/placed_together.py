@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactDeployment:
     """The best deployment that was found; None where there is none better than the one known.
 
     Attributes:
@@ -61,7 +61,7 @@ def most_literals(demands: Sequence[Demand]) -> int:
     return total
 
 
-def placed_together(demands: Sequence[Demand], known: Plans | None, deadline: float) -> Exact:
+def placed_together(demands: Sequence[Demand], known: Plans | None, deadline: float) -> ExactDeployment:
     """Search until the best deployment is proven, or until `deadline` of `time.monotonic`.
 
     Args:
@@ -78,7 +78,7 @@ def placed_together(demands: Sequence[Demand], known: Plans | None, deadline: fl
         answer = search(model.model, deadline)
         bound = max(bound, answer.bound * model.unit)
         if answer.solver is None:
-            return Exact(best, bound, reason)
+            return ExactDeployment(best, bound, reason)
         found = [placement.stages(answer.solver) for placement in model.placements]
         try:
             fitted = fitted_together(demands, found)
@@ -87,10 +87,10 @@ def placed_together(demands: Sequence[Demand], known: Plans | None, deadline: fl
             reason = str(error)
             if _learn(demands, found, learnt) and time.monotonic() < deadline:
                 continue
-            return Exact(best, bound, reason)
+            return ExactDeployment(best, bound, reason)
         if most < least:
             best, least = fitted, most
-        return Exact(best, bound, reason)
+        return ExactDeployment(best, bound, reason)
 
 
 def _learn(demands: Sequence[Demand], plans: Plans, learnt: dict[tuple[int, frozenset[str]], int]) -> bool:

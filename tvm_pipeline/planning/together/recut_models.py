@@ -20,7 +20,7 @@ from tvm_pipeline.planning.together.model_figures import Models
 from tvm_pipeline.solvers.hot import hot
 
 
-class Others(NamedTuple):
+class OtherModels(NamedTuple):
     """What the other models do on each of S devices: J x S, of which the first `filled` of a device count.
 
     Attributes:
@@ -62,13 +62,13 @@ def recut_chain(models: Models, every: Models, state: State, index: int, most: f
     return None if found[0] < 0 else ends[found].tolist()
 
 
-def _others(models: Models, state: State, index: int, devices: Sequence[int]) -> Others:
+def _others(models: Models, state: State, index: int, devices: Sequence[int]) -> OtherModels:
     """Return what the other models do on the devices."""
     f = models.figures
     (count, width), place = f.scale.shape, {d: s for s, d in enumerate(devices)}
     shape = count, len(devices)
     added, work, params, moved = np.zeros((4, *shape))
-    found = Others(np.zeros(len(devices), np.int64), np.zeros(shape, np.int64), added, work, params, moved)
+    found = OtherModels(np.zeros(len(devices), np.int64), np.zeros(shape, np.int64), added, work, params, moved)
     for j in range(count):
         for s in range(int(state.stages[j]) if j != index else 0):
             d = int(state.device[j, s])

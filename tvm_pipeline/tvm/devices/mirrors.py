@@ -1,8 +1,8 @@
 """Mirrors: what a device has of arrays of the host, such as the tensors in the slots of a pipeline.
 
 A device that computes in the host's memory, as a Jetson's from Xavier on, uses the array itself (`InPlaceOpenCL`,
-`InPlaceCUDA`): nothing is copied. Any other device has memory of its own and gets copies (`Copied`). CUDA's driver is
-told which arrays are copied (`pin`), so that it copies them without a buffer between.
+`InPlaceCUDA`): nothing is copied. Any other device has memory of its own and gets copies (`DeviceCopy`). CUDA's driver
+is told which arrays are copied (`pin`), so that it copies them without a buffer between.
 
 Copies ran on a real GPU, an H100. Arrays in place ran on PoCL and on software CUDA, and on no Jetson yet.
 """
@@ -49,10 +49,10 @@ class Mirror(Protocol):
         """Give the array back to the host, after a run; `copied` has its values brought back. They may come later."""
 
 
-class Copied:
+class DeviceCopy:
     """Memory of the device's own for the values of an array."""
 
-    def __init__(self, array: Array, on_device: Any, pinned: Pinned | None = None) -> None:
+    def __init__(self, array: Array, on_device: Any, pinned: PinnedMemory | None = None) -> None:
         self.on_device = on_device
         self._host = same_memory(_as_bytes(array))
         self._pinned = pinned
@@ -87,7 +87,7 @@ class InPlaceOpenCL:
 class InPlaceCUDA:
     """The array itself under its address on the device; both see each other's writes once a run has ended."""
 
-    def __init__(self, array: Array, device: tvm.runtime.Device, pinned: Pinned) -> None:
+    def __init__(self, array: Array, device: tvm.runtime.Device, pinned: PinnedMemory) -> None:
         self.on_device = pointed_at(pinned.on_device, device, (array.nbytes,), "uint8", pinned)
 
     def begin(self, *, copied: bool) -> None:
@@ -125,11 +125,11 @@ class Mirrors:
                     self._known[key] = mirror
             return mirror
 
-    def copied(self, array: Array, on_device: Any) -> Copied:
+    def copied(self, array: Array, on_device: Any) -> DeviceCopy:
         """Return a mirror that copies to and from memory of the device, given as an array of bytes."""
         kind, index = numbers_of(self.device)
         pinned = pin(array, index) if kind == DEVICE_TYPES["cuda"] and _is_whole_pages(array) else None
-        return Copied(array, on_device, pinned)
+        return DeviceCopy(array, on_device, pinned)
 
     def _in_place(self, array: Array) -> Mirror | None:
         kind, index = numbers_of(self.device)
@@ -179,7 +179,7 @@ def _attribute(number: int, index: int) -> int:
     return value.value
 
 
-class Pinned:
+class PinnedMemory:
     """Memory of the host that CUDA's driver knows, for as long as this object lives.
 
     Attributes:
@@ -203,11 +203,11 @@ class Pinned:
             self._library.cudaHostUnregister(ctypes.c_void_p(self._address))
 
 
-_all_pinned: weakref.WeakValueDictionary[int, Pinned] = weakref.WeakValueDictionary()  # by address
+_all_pinned: weakref.WeakValueDictionary[int, PinnedMemory] = weakref.WeakValueDictionary()  # by address
 _pinning = threading.Lock()
 
 
-def pin(array: Array, index: int) -> Pinned | None:
+def pin(array: Array, index: int) -> PinnedMemory | None:
     """Tell the driver of an array that is whole pages; None where it cannot know it, and copies it as it is."""
     library = cuda_toolkit.loaded_runtime()
     if library is None or _attribute(_CAN_REGISTER, index) == 0:
@@ -216,5 +216,5 @@ def pin(array: Array, index: int) -> Pinned | None:
         pinned = _all_pinned.get(array.ctypes.data)
         if pinned is None:
             with suppress(OSError):
-                pinned = _all_pinned[array.ctypes.data] = Pinned(array, library, index)
+                pinned = _all_pinned[array.ctypes.data] = PinnedMemory(array, library, index)
         return pinned

@@ -56,7 +56,7 @@ FORMAT = 6  # raise it when a saved library must not be read any more, or when t
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
 
 
-class _Saved(msgspec.Struct, frozen=True):
+class _LibraryFile(msgspec.Struct, frozen=True):
     """What a library's folder says of the rest."""
 
     target: str
@@ -209,7 +209,7 @@ def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host
     arrays = (np.asarray(each.numpy(), order="C") for each in flat.constants)
     constants = write_weights(folder / WEIGHTS, ((each.shape, str(each.dtype), each.data) for each in arrays))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    saved = _Saved(
+    saved = _LibraryFile(
         target,
         inputs,
         output_names(mod),
@@ -299,7 +299,7 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
         BundleError: it is damaged.
     """
     try:
-        saved = msgspec.json.decode((folder / "kernels.json").read_bytes(), type=_Saved)
+        saved = msgspec.json.decode((folder / "kernels.json").read_bytes(), type=_LibraryFile)
         for name, size in saved.sizes.items():  # to run code that was cut short would end the process
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")

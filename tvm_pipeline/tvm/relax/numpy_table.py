@@ -19,19 +19,19 @@ from tvm_pipeline.tvm.numpy_rules import COMMON, NUMPY_DTYPES, Array, Rule, Valu
 MOST_BYTES = 1 << 28  # of a value that is made of a smaller one, such as a weight of zeros
 
 
-class Out(NamedTuple):
+class ResultType(NamedTuple):
     """The type of a tensor: static shape and a dtype that numpy has."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @classmethod
-    def of(cls, ty: Any) -> Out | None:
+    def of(cls, ty: Any) -> ResultType | None:
         """Return the type of a tensor; None where its shape is open or numpy has no such dtype.
 
         Examples:
-            >>> Out.of(relax.TensorType((2, 3), "float32"))
-            Out(shape=(2, 3), dtype='float32')
+            >>> ResultType.of(relax.TensorType((2, 3), "float32"))
+            ResultType(shape=(2, 3), dtype='float32')
         """
         shape = static_shape(ty)
         if shape is None or ty.dtype is None or str(ty.dtype) not in NUMPY_DTYPES:
@@ -50,34 +50,34 @@ def static_shape(ty: Any) -> tuple[int, ...] | None:
 def _whole(function: Callable[..., Any]) -> Rule:
     """Return a rule for a division of integers."""
 
-    def rule(call: Any, out: Out, a: Array, b: Array) -> Value:
+    def rule(call: Any, out: ResultType, a: Array, b: Array) -> Value:
         return np.asarray(function(a, b)) if np.all(b) or out.dtype.startswith("float") else None
 
     return rule
 
 
 def _reduced(function: Callable[..., Any]) -> Rule:
-    def rule(call: Any, out: Out, x: Array) -> Value:
+    def rule(call: Any, out: ResultType, x: Array) -> Value:
         axes = None if call.attrs.axis is None else tuple(ints(call.attrs.axis))
         return np.reshape(function(x, axis=axes), out.shape).astype(out.dtype) if x.size else None
 
     return rule
 
 
-def _reshape(call: Any, out: Out, x: Array, *shape: Any) -> Value:
+def _reshape(call: Any, out: ResultType, x: Array, *shape: Any) -> Value:
     return x.reshape(out.shape)
 
 
-def _transpose(call: Any, out: Out, x: Array) -> Value:
+def _transpose(call: Any, out: ResultType, x: Array) -> Value:
     return np.transpose(x, None if call.attrs.axes is None else ints(call.attrs.axes))
 
 
-def _clip(call: Any, out: Out, x: Array, *bounds: Any) -> Value:
+def _clip(call: Any, out: ResultType, x: Array, *bounds: Any) -> Value:
     low, high = (bound.value for bound in call.args[1:])
     return np.asarray(np.clip(x, x.dtype.type(low), x.dtype.type(high)))
 
 
-def _take(call: Any, out: Out, x: Array, indices: Array | None) -> Value:
+def _take(call: Any, out: ResultType, x: Array, indices: Array | None) -> Value:
     if indices is None:  # one number, which is no tensor
         return None
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
@@ -87,7 +87,7 @@ def _take(call: Any, out: Out, x: Array, indices: Array | None) -> Value:
     return np.asarray(np.take(x, indices, axis=axis))
 
 
-def _strided_slice(call: Any, out: Out, x: Array, *bounds: Any) -> Value:
+def _strided_slice(call: Any, out: ResultType, x: Array, *bounds: Any) -> Value:
     fields = [[extent.value for extent in bound.fields] for bound in call.args[1:]]
     axes, begins, ends = fields[:3]
     strides = fields[3] if len(fields) > 3 else [1] * len(axes)
@@ -99,14 +99,14 @@ def _strided_slice(call: Any, out: Out, x: Array, *bounds: Any) -> Value:
     return x[tuple(window)]
 
 
-def _pad(call: Any, out: Out, x: Array) -> Value:
+def _pad(call: Any, out: ResultType, x: Array) -> Value:
     if str(call.attrs.pad_mode) != "constant":
         return None
     widths = np.reshape(ints(call.attrs.pad_width), (x.ndim, 2))
     return np.pad(x, widths.tolist(), constant_values=float(call.attrs.pad_value))
 
 
-def _split(call: Any, out: Out, x: Array) -> Value:
+def _split(call: Any, out: ResultType, x: Array) -> Value:
     places = call.attrs.indices_or_sections
     axis = int(call.attrs.axis)
     if isinstance(places, (int, tirx.IntImm)):
@@ -115,20 +115,20 @@ def _split(call: Any, out: Out, x: Array) -> Value:
     return tuple(np.split(x, ints(places), axis))
 
 
-def _full(call: Any, out: Out, shape: Any, fill: Array) -> Value:
+def _full(call: Any, out: ResultType, shape: Any, fill: Array) -> Value:
     return None if fill is None else np.full(out.shape, fill, out.dtype)
 
 
-def _arange(call: Any, out: Out, *bounds: Any) -> Value:
+def _arange(call: Any, out: ResultType, *bounds: Any) -> Value:
     start, stop, step = (bound.value for bound in call.args)
     return np.arange(start, stop, step).astype(out.dtype) if "int" in out.dtype and step else None
 
 
-def _repeat(call: Any, out: Out, x: Array) -> Value:
+def _repeat(call: Any, out: ResultType, x: Array) -> Value:
     return np.repeat(x, int(call.attrs.repeats), None if call.attrs.axis is None else int(call.attrs.axis))
 
 
-def _quantize(call: Any, out: Out, x: Array, scale: Array, zero: Array) -> Value:
+def _quantize(call: Any, out: ResultType, x: Array, scale: Array, zero: Array) -> Value:
     if "int" not in out.dtype:
         return None
     scale, zero = _along(x, scale, call.attrs.axis), _along(x, zero, call.attrs.axis)
@@ -136,7 +136,7 @@ def _quantize(call: Any, out: Out, x: Array, scale: Array, zero: Array) -> Value
     return np.clip(np.rint(x / scale) + zero.astype("float32"), limits.min, limits.max).astype(out.dtype)
 
 
-def _dequantize(call: Any, out: Out, x: Array, scale: Array, zero: Array) -> Value:
+def _dequantize(call: Any, out: ResultType, x: Array, scale: Array, zero: Array) -> Value:
     scale, zero = _along(x, scale, call.attrs.axis), _along(x, zero, call.attrs.axis)
     return ((x.astype("int32") - zero.astype("int32")) * scale.astype("float32")).astype(out.dtype)
 

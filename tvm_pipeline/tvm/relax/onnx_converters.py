@@ -20,10 +20,10 @@ from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of
 from tvm_pipeline.tvm.relax.numpy_table import constant, static_shape
-from tvm_pipeline.tvm.relax.onnx_site import Site
+from tvm_pipeline.tvm.relax.onnx_site import NodeSite
 
 
-def _clip(site: Site, inputs: Sequence[Any]) -> Any:
+def _clip(site: NodeSite, inputs: Sequence[Any]) -> Any:
     x, dtype = inputs[0], str(inputs[0].ty.dtype)
     bounds = [site.attributes.get("min"), site.attributes.get("max")] if site.opset < 11 else [None, None]
     for position in (1, 2):
@@ -40,7 +40,7 @@ def _clip(site: Site, inputs: Sequence[Any]) -> Any:
     return x
 
 
-def _pad(site: Site, inputs: Sequence[Any]) -> Any:
+def _pad(site: NodeSite, inputs: Sequence[Any]) -> Any:
     attributes, rank = site.attributes, len(inputs[0].ty.shape)
     pads, fill = attributes.get("pads") or attributes.get("paddings"), attributes.get("value", 0.0)
     axes = list(range(rank))
@@ -63,7 +63,7 @@ def _pad(site: Site, inputs: Sequence[Any]) -> Any:
     return relax.op.nn.pad(inputs[0], widths.ravel().tolist(), "constant", float(fill))
 
 
-def _tile(site: Site, inputs: Sequence[Any]) -> Any:
+def _tile(site: NodeSite, inputs: Sequence[Any]) -> Any:
     """A concatenation for each axis: LLVM 22 makes wrong code for AVX-512 of the remainders that TVM's `tile` takes."""
     data, repeats = inputs[0], constant_of(inputs[1])
     if repeats is None:
@@ -73,13 +73,13 @@ def _tile(site: Site, inputs: Sequence[Any]) -> Any:
     return data
 
 
-def _cast(site: Site, inputs: Sequence[Any]) -> Any:
+def _cast(site: NodeSite, inputs: Sequence[Any]) -> Any:
     """A cast to the type that is there already is none."""
     wanted = helper.tensor_dtype_to_np_dtype(site.attributes["to"])
     return inputs[0] if str(inputs[0].ty.dtype) == str(wanted) else None
 
 
-def _gather(site: Site, inputs: Sequence[Any]) -> Any:
+def _gather(site: NodeSite, inputs: Sequence[Any]) -> Any:
     """Indices from the end are counted from the front; what lies outside is no memory fault."""
     data, indices = inputs
     shape, axis = static_shape(data.ty), int(site.attributes.get("axis", 0))
@@ -98,7 +98,7 @@ def _gather(site: Site, inputs: Sequence[Any]) -> Any:
     return relax.op.take(data, indices, axis, mode="clip")
 
 
-def _power(site: Site, inputs: Sequence[Any]) -> Any:
+def _power(site: NodeSite, inputs: Sequence[Any]) -> Any:
     """Both sides in the type of the base, and of whole numbers by way of float64."""
     base, exponent = inputs
     dtype = str(base.ty.dtype)
@@ -110,7 +110,7 @@ def _power(site: Site, inputs: Sequence[Any]) -> Any:
     return result if inner == dtype else relax.op.astype(relax.op.round(result), dtype)
 
 
-CONVERTERS: dict[str, Callable[[Site, Sequence[Any]], Any]] = {
+CONVERTERS: dict[str, Callable[[NodeSite, Sequence[Any]], Any]] = {
     "Clip": _clip,
     "Pad": _pad,
     "Tile": _tile,

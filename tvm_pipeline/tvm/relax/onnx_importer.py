@@ -33,7 +33,7 @@ from tvm_pipeline.tvm.relax.onnx_nodes import REWRITES
 from tvm_pipeline.tvm.relax.onnx_quantized import QUANTISED
 from tvm_pipeline.tvm.relax.onnx_recurrent import RECURRENT
 from tvm_pipeline.tvm.relax.onnx_resizing import RESIZING
-from tvm_pipeline.tvm.relax.onnx_site import Known, Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import NodeSite, Rewrite, TensorInfo
 
 _WITHOUT_VALUE = ("Random", "Bernoulli", "Multinomial", "Sequence", "Optional", "ConcatFromSequence", "SplitToSequence")
 _TUPLES = frozenset(
@@ -120,7 +120,7 @@ class OnnxImporter(ONNXGraphImporter):
             for name, array in zip(node.output, value, strict=False):
                 self._nodes[name] = constant(array)
             return
-        site = Site(node, self.opset, self._known)
+        site = NodeSite(node, self.opset, self._known)
         rewrite = _REWRITES.get(node.op_type)
         parts = rewrite(site) if rewrite else None
         if parts is None:
@@ -128,15 +128,15 @@ class OnnxImporter(ONNXGraphImporter):
             return
         for part in parts:  # a part of the same kind is not rewritten again
             if part.op_type == node.op_type:
-                self._convert(Site(part, self.opset, self._known))
+                self._convert(NodeSite(part, self.opset, self._known))
             else:
                 self._import(part)
 
-    def _known(self, name: str) -> Known:
+    def _known(self, name: str) -> TensorInfo:
         """Return what is known of a tensor for rewriting the node that reads it."""
         expr = self._nodes[name]
         value = expr.value.numpy() if _is_constant(expr) else None
-        return Known(static_shape(expr.ty) or (), str(expr.ty.dtype), value)
+        return TensorInfo(static_shape(expr.ty) or (), str(expr.ty.dtype), value)
 
     def _value(self, node: Any) -> list[Array] | None:
         """Return the outputs of a node that depends on nothing but constants; None where they are not known."""
@@ -172,7 +172,7 @@ class OnnxImporter(ONNXGraphImporter):
             return None
         return [np.asarray(array) for array in found]
 
-    def _convert(self, site: Site) -> None:
+    def _convert(self, site: NodeSite) -> None:
         """Make an expression of a node, by TVM's converter or ours, and give its outputs their names."""
         node = site.node
         inputs = onnx_input()

@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import NodeSite, Rewrite
 
 
-def _changed(site: Site, **attributes: Any) -> Any:
+def _changed(site: NodeSite, **attributes: Any) -> Any:
     """Return the node with other attributes; None takes one out."""
     merged = {name: value for name, value in (site.attributes | attributes).items() if value is not None}
     return helper.make_node(site.node.op_type, site.node.input, site.node.output, site.node.name, **merged)
 
 
-def _padded_convolution(site: Site) -> list[Any] | None:
+def _padded_convolution(site: NodeSite) -> list[Any] | None:
     """Conv(auto_pad=SAME_UPPER) -> Conv(pads)."""
     attributes = site.attributes
     if attributes.get("auto_pad", "NOTSET") == "NOTSET":
@@ -42,7 +42,7 @@ def _padded_convolution(site: Site) -> list[Any] | None:
     return [_changed(site, auto_pad=None, pads=_same_pads(attributes, extents, kernel))]
 
 
-def _transposed(site: Site) -> list[Any] | None:
+def _transposed(site: NodeSite) -> list[Any] | None:
     """ConvTranspose(output_shape) -> ConvTranspose(pads)."""
     attributes, node = site.attributes, site.node
     if "output_shape" not in attributes:
@@ -64,7 +64,7 @@ def _transposed(site: Site) -> list[Any] | None:
     return [_changed(site, auto_pad=None, output_shape=None, output_padding=extra, pads=before + behind)]
 
 
-def _infinite(site: Site) -> list[Any] | None:
+def _infinite(site: NodeSite) -> list[Any] | None:
     """IsInf(x, detect_negative=0) -> x == inf."""
     attributes, node = site.attributes, site.node
     both = attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)
@@ -91,7 +91,7 @@ def _same_pads(attributes: dict[str, Any], extents: Sequence[int], kernel: Seque
     return before + behind
 
 
-def _pool(site: Site) -> list[Any] | None:
+def _pool(site: NodeSite) -> list[Any] | None:
     """MaxPool(auto_pad, ceil_mode) -> MaxPool(pads): more padding behind gives the last window its place."""
     attributes = site.attributes
     extents = site.look(site.node.input[0]).shape[2:]
@@ -117,7 +117,7 @@ def _pool(site: Site) -> list[Any] | None:
     return [_changed(site, auto_pad=None, ceil_mode=None, pads=pads)]
 
 
-def _slice(site: Site) -> list[Any] | None:
+def _slice(site: NodeSite) -> list[Any] | None:
     """Slice(x, axes=[1], starts=[0], ends=[2]) -> Slice(x, [0], [2], [1])."""
     attributes = site.attributes
     if "starts" not in attributes:
@@ -129,7 +129,7 @@ def _slice(site: Site) -> list[Any] | None:
     return [*constants, helper.make_node("Slice", inputs, site.node.output, site.node.name)]
 
 
-def _softmax(site: Site) -> list[Any] | None:
+def _softmax(site: NodeSite) -> list[Any] | None:
     """Softmax(x: (n, c, h, w), axis=1) -> reshape to (n, c*h*w), Softmax of the last axis, reshape back."""
     if site.opset >= 13:
         return None
@@ -147,7 +147,7 @@ def _softmax(site: Site) -> list[Any] | None:
     ]
 
 
-def _broadcast(site: Site) -> list[Any] | None:
+def _broadcast(site: NodeSite) -> list[Any] | None:
     """Add(x: (1, 8, 4, 4), b: (8,), axis=1, broadcast=1) -> b as (8, 1, 1)."""
     attributes, node = site.attributes, site.node
     if site.opset >= 7 or not attributes.get("broadcast") or "axis" not in attributes:
@@ -161,7 +161,7 @@ def _broadcast(site: Site) -> list[Any] | None:
     ]
 
 
-def _slopes(site: Site) -> list[Any] | None:
+def _slopes(site: NodeSite) -> list[Any] | None:
     """PRelu(x: (1, 8, 4, 4), slope: (8,)) of before opset 7 -> slope as (8, 1, 1)."""
     node, extents = site.node, site.look(site.node.input[0]).shape[2:]
     if site.opset >= 7 or len(site.look(node.input[1]).shape) != 1 or site.look(node.input[1]).shape[0] == 1:
@@ -173,7 +173,7 @@ def _slopes(site: Site) -> list[Any] | None:
     ]
 
 
-def _celu(site: Site) -> list[Any]:
+def _celu(site: NodeSite) -> list[Any]:
     """Celu(x) -> max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)."""
     node, dtype = site.node, site.look(site.node.input[0]).dtype
     names = {name: site.name(name) for name in ("alpha", "zero", "one", "below", "part", "exp", "less", "scaled")}
@@ -190,7 +190,7 @@ def _celu(site: Site) -> list[Any]:
     ]
 
 
-def _swish(site: Site) -> list[Any] | None:
+def _swish(site: NodeSite) -> list[Any] | None:
     """Swish(x) -> x * sigmoid(alpha * x)."""
     node, alpha = site.node, float(site.attributes.get("alpha", 1.0))
     dtype = site.look(node.input[0]).dtype
@@ -202,7 +202,7 @@ def _swish(site: Site) -> list[Any] | None:
     ]
 
 
-def _unlike(site: Site) -> list[Any] | None:
+def _refuse_deviations(site: NodeSite) -> list[Any] | None:
     """What TVM would compute otherwise, and without a word, is refused."""
     kind, attributes = site.node.op_type, site.attributes
     if kind == "SpaceToDepth" and attributes.get("mode", "DCR") != "DCR":
@@ -234,8 +234,8 @@ REWRITES: dict[str, Rewrite] = {
     "Slice": _slice,
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Less", "Greater", "Equal", "And", "Or", "Xor"), _broadcast),
-    **dict.fromkeys(("BitShift", "LayerNormalization", "Mod", "RMSNormalization", "RoiAlign"), _unlike),
-    **dict.fromkeys(("SequenceInsert", "SpaceToDepth", "TopK"), _unlike),
+    **dict.fromkeys(("BitShift", "LayerNormalization", "Mod", "RMSNormalization", "RoiAlign"), _refuse_deviations),
+    **dict.fromkeys(("SequenceInsert", "SpaceToDepth", "TopK"), _refuse_deviations),
     "PRelu": _slopes,
     "Celu": _celu,
     "Swish": _swish,

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import NodeSite, Rewrite
 
 _SETTLED = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
-def _float(site: Site, suffix: str, inputs: Sequence[str], axis: int = 0) -> Any:
+def _float(site: NodeSite, suffix: str, inputs: Sequence[str], axis: int = 0) -> Any:
     """Return a node that makes a float tensor of one, its scale and its zero point."""
     return helper.make_node("DequantizeLinear", [name for name in inputs if name], [site.name(suffix)], axis=axis)
 
 
-def _quantised(site: Site, suffix: str, scale: str, zero: str) -> Any:
+def _quantised(site: NodeSite, suffix: str, scale: str, zero: str) -> Any:
     return helper.make_node("QuantizeLinear", [site.name(suffix), scale, zero], list(site.node.output), site.node.name)
 
 
-def _convolution(site: Site) -> list[Any]:
+def _convolution(site: NodeSite) -> list[Any]:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = site.node.input
     attributes = {name: value for name, value in site.attributes.items() if name in _SETTLED}
     nodes = [_float(site, "x", (x, x_scale, x_zero)), _float(site, "w", (w, w_scale, w_zero))]
@@ -45,7 +45,7 @@ def _convolution(site: Site) -> list[Any]:
     return [*nodes, _quantised(site, "y", y_scale, y_zero)]
 
 
-def _product(site: Site) -> list[Any]:
+def _product(site: NodeSite) -> list[Any]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = site.node.input
     last = len(site.look(b).shape) - 1  # a scale for each column
     casts = []
@@ -62,7 +62,7 @@ def _product(site: Site) -> list[Any]:
     ]
 
 
-def _integer(site: Site) -> list[Any] | None:
+def _integer(site: NodeSite) -> list[Any] | None:
     """ConvInteger and MatMulInteger: (x, w, zero of x, zero of w) -> int32."""
     kind = site.node.op_type.removesuffix("Integer")
     nodes = []

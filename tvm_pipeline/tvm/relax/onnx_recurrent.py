@@ -15,7 +15,7 @@ import numpy as np
 from onnx import helper
 
 from tvm_pipeline.tvm.numpy_rules import Array
-from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import NodeSite, Rewrite
 
 MOST_STEPS = 512  # of all directions of a node; each is about ten operators
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -25,7 +25,7 @@ _ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid",
 class _Unrolled:
     """The nodes that stand for one recurrent node."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: NodeSite) -> None:
         self.site, self.kind = site, site.node.op_type
         self.nodes: list[Any] = []
         self._count = 0
@@ -174,7 +174,7 @@ class _Unrolled:
         return [self.add("Add", new, self.add("Mul", z, self.add("Sub", h, new)))]
 
 
-def _unrolled(site: Site) -> list[Any]:
+def _unrolled(site: NodeSite) -> list[Any]:
     return _Unrolled(site).run()
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import NodeSite, Rewrite
 
 
-def _resize(site: Site) -> list[Any] | None:
+def _resize(site: NodeSite) -> list[Any] | None:
     """Resize(x, roi, scales) -> Resize(x, "", "", sizes), as opset 18 has it, or products with matrices."""
     node, attributes = site.node, site.attributes
     is_old = node.op_type == "Upsample" or site.opset < 11
@@ -76,7 +76,7 @@ def _is_tvms(attributes: dict[str, Any], shape: Sequence[int], target: list[int]
     )
 
 
-def _by_matrices(site: Site, attributes: dict[str, Any], target: list[int], factors: dict[int, float]) -> list[Any]:
+def _by_matrices(site: NodeSite, attributes: dict[str, Any], target: list[int], factors: dict[int, float]) -> list[Any]:
     """Resize one axis after another by a matrix: that which onnx's own implementation makes of the unit matrix."""
     shape, nodes, data = site.look(site.node.input[0]).shape, [], site.node.input[0]
     dtype = site.look(site.node.input[0]).dtype

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from tvm_pipeline.tvm.numpy_rules import Array
 
 
-class Known(NamedTuple):
+class TensorInfo(NamedTuple):
     """What is known of a tensor: its shape, its dtype, and its value where it is a constant."""
 
     shape: tuple[int, ...]
@@ -19,7 +19,7 @@ class Known(NamedTuple):
     value: Array | None
 
 
-class Site(NamedTuple):
+class NodeSite(NamedTuple):
     """A node that is imported, and what surrounds it.
 
     Attributes:
@@ -30,7 +30,7 @@ class Site(NamedTuple):
 
     node: Any
     opset: int
-    look: Callable[[str], Known]
+    look: Callable[[str], TensorInfo]
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -61,4 +61,4 @@ def attributes_of(node: Any) -> dict[str, Any]:
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
 
 
-Rewrite = Callable[[Site], "list[Any] | None"]
+Rewrite = Callable[[NodeSite], "list[Any] | None"]

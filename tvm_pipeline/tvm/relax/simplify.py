@@ -19,7 +19,7 @@ from tvm import relax
 
 from tvm_pipeline.tvm.numpy_rules import ints
 from tvm_pipeline.tvm.relax.dataflow import Constant, constant_of
-from tvm_pipeline.tvm.relax.numpy_table import MOST_BYTES, TABLE, Out, constant, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import MOST_BYTES, TABLE, ResultType, constant, static_shape
 from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
 from tvm_pipeline.tvm.relax.scale_folding import SCALES
 
@@ -59,7 +59,7 @@ def _folded(rewriter: Rewriter, call: Any) -> Any:
         return None
     call = rewriter.typed(call)
     types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
-    outs = [Out.of(ty) for ty in types]
+    outs = [ResultType.of(ty) for ty in types]
     if None in outs or sum(math.prod(out.shape) for out in outs if out) * 8 > MOST_BYTES:
         return None
     with np.errstate(all="ignore"):

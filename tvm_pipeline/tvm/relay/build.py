@@ -22,7 +22,7 @@ from tvm import relay
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.files import cache_folder, keep, kept, replacing, seal
+from tvm_pipeline.files import cache_folder, keep, read_kept, replacing, seal
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline.tvm.devices.targets import has_own_memory, plain_target
 from tvm_pipeline.tvm.kernel_sets import MISSING, OWN, Choices, hashable, relay_kernels
@@ -143,7 +143,7 @@ def _workloads_file(plain: Path) -> Path:
 
 def _known_workloads(plain: Path) -> set[Any] | None:
     """Return the workloads of a model that was compiled before; None where they are not known."""
-    content = kept(_workloads_file(plain))
+    content = read_kept(_workloads_file(plain))
     return None if content is None else set(hashable(msgspec.json.decode(content, type=list[Any])))
 
 
@@ -153,7 +153,7 @@ def _compile_where_it_is_safe(
     ready_to_compile(target)
     check_linker(host or target)
     record = cache_folder() / "targets" / f"{_sha(_described(target, host))}.json"
-    content = kept(record)
+    content = read_kept(record)
     proven = set() if content is None else msgspec.json.decode(content, type=set[str])
     if proven and not apart:
         _log.info(f"importing {model.name}")

@@ -31,7 +31,7 @@ from tvm_pipeline.tvm.relay.child_process import ChildReport, last_words, report
 CODE = "making code"  # the stage of a compile in which LLVM runs
 
 
-class Order(msgspec.Struct, frozen=True):
+class CompileRequest(msgspec.Struct, frozen=True):
     """What a child is to compile.
 
     Attributes:
@@ -72,7 +72,7 @@ def compile_in_child(
         ModelError: TVM cannot import or compile it, or the child died of it.
     """
     level, chosen = logging.getLogger().getEffectiveLevel(), tuple((choices or {}).items())
-    order = Order(model, target, str(library.absolute()), level, host, chosen)
+    order = CompileRequest(model, target, str(library.absolute()), level, host, chosen)
     outcome = _run(order)
     if isinstance(outcome, set):
         return outcome
@@ -96,7 +96,7 @@ def _advice(status: int | None) -> str:
     return "give the device a target with fewer features (llvm -mcpu=x86-64-v3, or -mattr=-FEATURE), and report this"
 
 
-def _run(order: Order) -> set[str] | tuple[Child, str, str]:
+def _run(order: CompileRequest) -> set[str] | tuple[Child, str, str]:
     """Run a child; return the model's dtypes, or how it died, at which stage and operator; raise what it raised."""
     doing, done = ("starting", ""), set[str]()
 
@@ -114,9 +114,9 @@ def _run(order: Order) -> set[str] | tuple[Child, str, str]:
 # --- The child ---
 
 
-def serve(told: bytes, channel: socket.socket) -> None:
+def serve(request: bytes, channel: socket.socket) -> None:
     """Do what an order says, and report."""
-    order = msgspec.msgpack.decode(told, type=Order)
+    order = msgspec.msgpack.decode(request, type=CompileRequest)
     with reporting(channel, Report, order.log_level) as report:
         report(doing=("importing TVM", ""))
         from tvm_pipeline.tvm.relay.build import compile_module, element_types
@@ -125,7 +125,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
         report(doing=("importing the model", ""))
         mod, params = import_model(order.model)
         report(doing=("preparing the operators", ""))
-        with _told(report, order.one_by_one):
+        with _lowering_reports(report, order.one_by_one):
             compile_module(
                 order.model.name,
                 mod,
@@ -139,7 +139,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _told(report: Callable[..., None], one_by_one: bool) -> Iterator[None]:
+def _lowering_reports(report: Callable[..., None], one_by_one: bool) -> Iterator[None]:
     """Report each operator that Relay lowers, and when LLVM begins to make code."""
     import tvm
     from tvm.relay.backend import te_compiler

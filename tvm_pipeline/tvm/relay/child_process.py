@@ -123,7 +123,7 @@ def reporting(channel: socket.socket, kind: type[ChildReport], log_level: int) -
     def report(**fields: Any) -> None:
         send(channel, msgspec.json.encode(kind(**fields)))
 
-    logging.getLogger().addHandler(_Sending(report))
+    logging.getLogger().addHandler(_ParentHandler(report))
     logging.getLogger().setLevel(log_level)
     try:
         yield report
@@ -131,7 +131,7 @@ def reporting(channel: socket.socket, kind: type[ChildReport], log_level: int) -
         report(error=(type(error).__name__, str(error)))
 
 
-class _Sending(logging.Handler):
+class _ParentHandler(logging.Handler):
     """Sends records to the parent, whose handlers know what to do with them."""
 
     def __init__(self, report: Callable[..., None]) -> None:

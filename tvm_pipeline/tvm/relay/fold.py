@@ -30,7 +30,7 @@ from tvm.relay.backend import te_compiler
 from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
 from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
-from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Out, parts
+from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, ResultType, parts
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
@@ -216,7 +216,7 @@ class Folder:
                 [relay.Constant(tvm.nd.array(part)) for part in parts(call.attrs, self._value(call.args[0]))]
             )
         value = None
-        if name in TABLE and (out := Out.of(self._type_of(call))):
+        if name in TABLE and (out := ResultType.of(self._type_of(call))):
             values = [self._value(arg) for arg in call.args]
             if _is_inflated(out, values):
                 return None
@@ -249,7 +249,7 @@ class Folder:
         return new if isinstance(new, np.ndarray) else _numpy_tree(new)
 
 
-def _is_inflated(out: Out, values: Sequence[Any]) -> bool:
+def _is_inflated(out: ResultType, values: Sequence[Any]) -> bool:
     """Whether a constant is large and several times what it is made of: a few bytes of a file could take all memory."""
     made = math.prod(out.shape) * np.dtype(out.dtype).itemsize
     arrays = [array for value in values for array in (value if isinstance(value, list) else [value])]

@@ -18,14 +18,14 @@ from tvm import relay
 from tvm_pipeline.tvm.numpy_rules import COMMON, NUMPY_DTYPES, Array, Rule, arithmetic, floating, ints
 
 
-class Out(NamedTuple):
+class ResultType(NamedTuple):
     """The type of a call's result: static shape and a dtype numpy has."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @classmethod
-    def of(cls, ty: Any) -> Out | None:
+    def of(cls, ty: Any) -> ResultType | None:
         if not isinstance(ty, relay.TensorType) or ty.dtype not in NUMPY_DTYPES:
             return None
         if not all(isinstance(dim, tvm.tir.IntImm) for dim in ty.shape):
@@ -41,7 +41,7 @@ FOLDED_BY_TYPE = {"shape_of", "vm.shape_of", "ndarray_size", "on_device"}
 def _divides(floating: Callable[..., Any] | None, whole: Callable[..., Any]) -> Rule:
     """Return a rule for a division: `floating` for floats (None leaves them to Relay), `whole` for integers."""
 
-    def rule(attrs: Any, out: Out, a: Array, b: Array) -> Array | None:
+    def rule(attrs: Any, out: ResultType, a: Array, b: Array) -> Array | None:
         if out.dtype.startswith("float"):
             return None if floating is None else np.asarray(floating(a, b))
         if not np.all(b) or out.dtype == "bool":
@@ -59,7 +59,7 @@ def _truncated(a: Array, b: Array) -> Array:
 def _reduced(function: Callable[..., Any], *, floats: bool) -> Rule:
     """Return a rule for a reduction; without `floats` these are Relay's, whose order of summing rounds otherwise."""
 
-    def rule(attrs: Any, out: Out, x: Array) -> Array | None:
+    def rule(attrs: Any, out: ResultType, x: Array) -> Array | None:
         if attrs.exclude or (out.dtype.startswith("float") and not floats) or not x.size:
             return None
         axes = None if attrs.axis is None else tuple(ints(attrs.axis))
@@ -68,24 +68,24 @@ def _reduced(function: Callable[..., Any], *, floats: bool) -> Rule:
     return rule
 
 
-def _arange(attrs: Any, out: Out, start: Array, stop: Array, step: Array) -> Array | None:
+def _arange(attrs: Any, out: ResultType, start: Array, stop: Array, step: Array) -> Array | None:
     if not out.dtype.startswith("int") or not step:
         return None
     return np.arange(int(start), int(stop), int(step)).astype(out.dtype)
 
 
-def _gather(attrs: Any, out: Out, x: Array, indices: Array) -> Array | None:
+def _gather(attrs: Any, out: ResultType, x: Array, indices: Array) -> Array | None:
     axis = int(attrs.axis)
     if indices.size and (indices.min() < 0 or indices.max() >= x.shape[axis]):
         return None
     return np.take_along_axis(x, indices, axis)
 
 
-def _reshape(attrs: Any, out: Out, x: Array, *like: Array) -> Array:
+def _reshape(attrs: Any, out: ResultType, x: Array, *like: Array) -> Array:
     return x.reshape(out.shape)
 
 
-def _transpose(attrs: Any, out: Out, x: Array) -> Array:
+def _transpose(attrs: Any, out: ResultType, x: Array) -> Array:
     return np.transpose(x, None if attrs.axes is None else ints(attrs.axes))
 
 
@@ -94,21 +94,21 @@ def _round(x: Array) -> Array:
     return np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)
 
 
-def _clip(attrs: Any, out: Out, x: Array) -> Array | None:
+def _clip(attrs: Any, out: ResultType, x: Array) -> Array | None:
     low, high = attrs.a_min, attrs.a_max
     if not out.dtype.startswith("float"):
         low, high = max(low, np.iinfo(out.dtype).min), min(high, np.iinfo(out.dtype).max)
     return np.asarray(np.clip(x, x.dtype.type(low), x.dtype.type(high)))
 
 
-def _take(attrs: Any, out: Out, x: Array, indices: Array) -> Array | None:
+def _take(attrs: Any, out: ResultType, x: Array, indices: Array) -> Array | None:
     if attrs.batch_dims or attrs.mode not in ("clip", "wrap"):
         return None
     axis = None if attrs.axis is None else int(attrs.axis)
     return np.asarray(np.take(x, indices, axis=axis, mode=str(attrs.mode)))  # type: ignore[call-overload]
 
 
-def _strided_slice(attrs: Any, out: Out, x: Array) -> Array | None:
+def _strided_slice(attrs: Any, out: ResultType, x: Array) -> Array | None:
     begin, end, strides = map(ints, (attrs.begin, attrs.end, attrs.strides or []))
     axes = range(len(begin)) if attrs.axes is None else ints(attrs.axes)
     if attrs.slice_mode != "end" or len(begin) != len(end) or any(stride < 0 for stride in strides):
@@ -126,13 +126,13 @@ def parts(attrs: Any, x: Array) -> list[Array]:
     return np.split(x, int(at) if isinstance(at, (int, tvm.tir.IntImm)) else ints(at), axis=int(attrs.axis))
 
 
-def _pad(attrs: Any, out: Out, x: Array, fill: Array) -> Array | None:
+def _pad(attrs: Any, out: ResultType, x: Array, fill: Array) -> Array | None:
     if attrs.pad_mode != "constant":
         return None
     return np.pad(x, [ints(width) for width in attrs.pad_width], constant_values=fill.item())
 
 
-def _layout_transform(attrs: Any, out: Out, x: Array) -> Array | None:
+def _layout_transform(attrs: Any, out: ResultType, x: Array) -> Array | None:
     """Blocked layouts: OIHW8i16o splits axis I as (I, 8i) and O as (O, 16o), pieces stored in that order."""
     source, target = _axes_of(attrs.src_layout), _axes_of(attrs.dst_layout)
     logical = sorted({axis for axis, _ in source})

@@ -22,7 +22,7 @@ from tvm.relay.frontend import common, onnx
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relay.fold import Folder
-from tvm_pipeline.tvm.relay.fold_table import Out
+from tvm_pipeline.tvm.relay.fold_table import ResultType
 from tvm_pipeline.tvm.relay.onnx_repairs import repaired
 from tvm_pipeline.tvm.tvm_errors import RefusedOperator
 
@@ -102,7 +102,7 @@ class _ImportFolder(Folder):
         if call.op.name == "on_device":
             return None
         try:
-            type_ = Out.of(relay.transform.InferTypeLocal(self._expr(call.args[0])))
+            type_ = ResultType.of(relay.transform.InferTypeLocal(self._expr(call.args[0])))
         except tvm.TVMError:  # a subgraph whose variables have no type yet
             return None
         if type_ is None:

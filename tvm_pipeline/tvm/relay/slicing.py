@@ -16,7 +16,7 @@ from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.slice_plan import Call, SlicePlan
 
 
-class Within(NamedTuple):
+class SliceActivation(NamedTuple):
     """An activation that lies in an output of the slice, the output itself among them.
 
     Attributes:
@@ -55,7 +55,7 @@ class SliceGraph:
     copied: dict[int, int]
     params: dict[int, str]
     offsets: dict[int, int]
-    within: list[Within]
+    within: list[SliceActivation]
     shapes: list[tuple[int, ...]]
     dtypes: list[str]
     activation_bytes: int
@@ -99,7 +99,7 @@ class _Assembly:
             elif entry not in places:
                 heads.append(self.node_of[entry])
             position = self._position(entry)
-            within.append(Within(output, begin, self.shapes[position], self.dtypes[position], called))
+            within.append(SliceActivation(output, begin, self.shapes[position], self.dtypes[position], called))
         entries = len(self.shapes)
         attributes = {
             "shape": ["list_shape", self.shapes],

@@ -122,7 +122,7 @@ def chosen(config: Any, template: str) -> Choice | None:
     return tuple(config[name].val for name in names) if all(name in config for name in names) else None
 
 
-class _Chosen(autotvm.task.DispatchContext):
+class _ChoiceContext(autotvm.task.DispatchContext):
     """Answers TOPI's question for the config of a workload: the default with the choice beside it.
 
     TOPI asks one object for all threads, so this one knows which thread has which choices.
@@ -219,6 +219,6 @@ def winograd_workload(data: Any, weights: Any, strides: Any, padding: Any, dilat
     return workload
 
 
-_chosen = _Chosen()
+_chosen = _ChoiceContext()
 following = _chosen.active
 active_choice = _chosen.choice

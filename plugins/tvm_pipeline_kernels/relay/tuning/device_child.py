@@ -27,7 +27,7 @@ Tried = tuple[tuple[DeviceWorkload, DeviceChoice], ...]
 _log = logging.getLogger(__name__)
 
 
-class Order(msgspec.Struct, frozen=True):
+class SearchRequest(msgspec.Struct, frozen=True):
     """What a child is to tune.
 
     Attributes:
@@ -85,7 +85,7 @@ def tune_in_child(
     for _ in range(MOST_DEATHS):
         level = logging.getLogger().getEffectiveLevel()
         left = max(1e-3, deadline - time.monotonic()) if failed else seconds
-        order = Order(model, device, host, left, known_as, level, only, failed, begun)
+        order = SearchRequest(model, device, host, left, known_as, level, only, failed, begun)
         ended = _run(order)
         if isinstance(ended, TuningReport):
             return ended
@@ -103,7 +103,7 @@ def tune_in_child(
     )
 
 
-def _run(order: Order) -> TuningReport | tuple[Tried, int, str]:
+def _run(order: SearchRequest) -> TuningReport | tuple[Tried, int, str]:
     """Run a child; return its report, or what it tried last, `begun` and how it ended; raise what it raised."""
     tried: Tried = ()
     begun = order.begun
@@ -130,9 +130,9 @@ def _run(order: Order) -> TuningReport | tuple[Tried, int, str]:
 # --- The child ---
 
 
-def serve(told: bytes, channel: socket.socket) -> None:
+def serve(request: bytes, channel: socket.socket) -> None:
     """Do what an order says, and report."""
-    order = msgspec.msgpack.decode(told, type=Order)
+    order = msgspec.msgpack.decode(request, type=SearchRequest)
     if order.device.cores:  # before threads of a driver are made
         os.sched_setaffinity(0, order.device.cores)
     import tvm

@@ -23,7 +23,7 @@ from tests.plugins.hosts.fleet_host import agent_command, answering, install, wr
 from tvm_pipeline.errors import RunError
 from tvm_pipeline_hosts.fleet.agent import Agent
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess, processes_of
-from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Order, RunningDuty
+from tvm_pipeline_hosts.fleet.messages import Duty, HostOrder, HostReport, RunningDuty
 from tvm_pipeline_hosts.fleet.service_files import folder_name
 from tvm_pipeline_hosts.remote.parcels import Parcels, manifest_of, parts_of
 
@@ -34,7 +34,7 @@ class Coordinator:
     """Orders what the test says, and takes lines."""
 
     def __init__(self) -> None:
-        self.order = Order(0, beat_s=0.05, late_s=1.0)
+        self.order = HostOrder(0, beat_s=0.05, late_s=1.0)
         self.reports: list[HostReport] = []
         self.lines: dict[tuple[str, str, int], list[int]] = {}
         self.twice = 0
@@ -42,7 +42,7 @@ class Coordinator:
         self.deaf = threading.Event()  # no beat comes through
         self.hangs = threading.Event()  # a beat waits as long as this is set
 
-    def beat(self, report: HostReport) -> Order:
+    def beat(self, report: HostReport) -> HostOrder:
         if self.deaf.is_set():
             raise ConnectionError("the coordinator is away")
         while self.hangs.is_set():

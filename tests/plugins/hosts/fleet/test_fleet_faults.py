@@ -24,7 +24,7 @@ from tests.plugins.hosts.simulated_fleet import SimulatedHost
 from tests.support.examples import examples
 from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
-from tvm_pipeline_hosts.fleet.messages import Order
+from tvm_pipeline_hosts.fleet.messages import HostOrder
 
 CAMERAS = tuple("abcdef")
 MODELS = {"a": ("faces", "plates"), "b": ("faces", "plates")}
@@ -42,7 +42,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / "all.jsonl"
         self.now_s, self.full, self.bundle, self.is_new_plan = 0.0, False, 1, False
         self.hosts = {name: SimulatedHost(name) for name in HOSTS}
-        self.orders: dict[str, Order] = {}
+        self.orders: dict[str, HostOrder] = {}
         self.read = 0  # bytes of the file that the invariants have seen
         self.given_up: dict[str, set[tuple[str, str, int]]] = {name: set() for name in HOSTS}
         self.last: dict[tuple[str, str], tuple[int, int]] = {}

@@ -26,11 +26,11 @@ from tvm_pipeline.errors import BundleError, PipelineError, RunError
 from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
 from tvm_pipeline_hosts.fleet.host_works import host_works
 from tvm_pipeline_hosts.fleet.kind_bundles import KindBundles, kinds_of
-from tvm_pipeline_hosts.fleet.ray_actors import BoardActor, Returned, opened, write_environment
+from tvm_pipeline_hosts.fleet.ray_actors import BoardActor, MethodResult, opened, write_environment
 from tvm_pipeline_hosts.fleet.ray_board import arrays_of
 from tvm_pipeline_hosts.remote import serving
 from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.board_measuring import Settled
+from tvm_pipeline_hosts.remote.board_measuring import BoardPlatform
 from tvm_pipeline_hosts.remote.frames import described
 
 FLEET = """
@@ -59,7 +59,7 @@ hosts = ["attic", "barn", "shed"]
 """
 
 CPU = Device("cpu", "host", (0, 1), "llvm -mcpu=cortex-a57")
-ATTIC = Settled(Platform("attic", (CPU,)), "aarch64", "Cortex-A57", {"tvm": "0.19"})
+ATTIC = BoardPlatform(Platform("attic", (CPU,)), "aarch64", "Cortex-A57", {"tvm": "0.19"})
 
 
 def test_hosts_are_of_one_kind_if_a_bundle_of_one_is_right_for_the_other() -> None:
@@ -173,7 +173,7 @@ def test_the_actor_of_a_host_does_what_a_board_does(tmp_path: Path, monkeypatch:
     sent = [np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0,), np.uint8)]
     header = msgspec.json.encode(described(sent))
     answer, *contents = actor.call("echo", b'{"a": 1}', header, [array.tobytes() for array in sent])
-    found = msgspec.json.decode(opened(answer, ""), type=Returned)
+    found = msgspec.json.decode(opened(answer, ""), type=MethodResult)
     assert msgspec.json.decode(found.value) == {"a": 1}
     for array, expected in zip(arrays_of(found.arrays, contents), sent, strict=True):
         np.testing.assert_array_equal(array, expected)

@@ -18,7 +18,7 @@ from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
 from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
 from tvm_pipeline_hosts.fleet.host_processes import processes_of
-from tvm_pipeline_hosts.fleet.messages import Duty, FleetPlan, HostReport, ModelSettings, Order
+from tvm_pipeline_hosts.fleet.messages import Duty, FleetPlan, HostOrder, HostReport, ModelSettings
 from tvm_pipeline_hosts.fleet.model_settings import bundle_id, named
 from tvm_pipeline_hosts.fleet.rollout import settings_of
 from tvm_pipeline_hosts.remote.parcels import Parcels, manifest_of, parts_of
@@ -144,9 +144,9 @@ def test_a_service_keeps_the_settings_of_its_name(fleet: Fleet) -> None:
     old, new = (ModelSettings({"decoder": "classification", "threshold": value}) for value in (0.25, 0.75))
     name, opened = named(fleet.bundle, old), set[str]()
     gate, hall = (Duty(camera, "synthetic:32x32@20", "m", name, 1, 20.0) for camera in ("gate", "hall"))
-    orders = [Order(1, (gate,), settings={"m": old})]
+    orders = [HostOrder(1, (gate,), settings={"m": old})]
 
-    def beat(report: HostReport) -> Order:
+    def beat(report: HostReport) -> HostOrder:
         opened.update(one.camera for one in report.running if one.opened)
         return msgspec.structs.replace(orders[-1], taken=report.upto, safe=report.upto)
 
@@ -155,7 +155,7 @@ def test_a_service_keeps_the_settings_of_its_name(fleet: Fleet) -> None:
         fleet.agent.close()
         fleet.agent = fleet.another()
         fleet.until(lambda _, camera=camera: camera in opened)
-        orders.append(Order(2, (gate, hall), settings={"m": new}))
+        orders.append(HostOrder(2, (gate, hall), settings={"m": new}))
     (config,) = (fleet.folder / "host").glob("services/*/service.toml")
     assert "threshold = 0.25" in config.read_text()
     assert "hall@1" in config.read_text()

@@ -42,14 +42,14 @@ target = "{}"
 # A session that computes an operator wrongly on the GPU, as one whose driver does.
 WRONG = """
 from tvm_pipeline.tvm import agreement
-compute = agreement._Bound.compute
+compute = agreement._BoundDevice.compute
 def wrong(self, operators, tensors):
     made = compute(self, operators, tensors)
     if self.has_own_memory and len(operators) == 1 and "pool" in operators[0]:
         for _, array in made.values():
             array += 1
     return made
-agreement._Bound.compute = wrong
+agreement._BoundDevice.compute = wrong
 """
 
 

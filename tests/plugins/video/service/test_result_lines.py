@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tvm_pipeline.runtime import Result
 from tvm_pipeline_video.service.result_lines import ResultLine, result_line, schema
-from tvm_pipeline_video.service.video_extra import Analysed, Annotation, Frame
+from tvm_pipeline_video.service.video_extra import Analysis, Annotation, Frame
 from tvm_pipeline_video.sinks import json_line
 from tvm_pipeline_video.sources import LiveFrame
 
@@ -27,7 +27,7 @@ SCORES = {"scores": np.array([[0.5, np.nan, 0.25]], np.float32), "boxes": np.ara
 
 def line_of(annotations=(), *, decoded=True, frame=None, **options) -> dict:
     frame = frame or Frame(3, 0.12, IMAGE, "film")
-    seen = Analysed(frame, Result(3, SCORES, 0.01, frame), annotations)
+    seen = Analysis(frame, Result(3, SCORES, 0.01, frame), annotations)
     return json.loads(json_line(result_line(seen, decoded=decoded, **options)))
 
 

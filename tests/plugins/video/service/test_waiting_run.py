@@ -25,7 +25,7 @@ from tvm_pipeline import plan as planned
 from tvm_pipeline.core.state_loops import parse_carry
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.workflow.steps import compile_source, measured_profile
-from tvm_pipeline_video import Kind, Opening, Source, host_graph, kinds, open_source
+from tvm_pipeline_video import Kind, Source, SourceOptions, host_graph, kinds, open_source
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
@@ -186,7 +186,7 @@ def cameras(monkeypatch) -> dict[str, Any]:
     """Kinds of cameras: one that can be opened once at a time, and one that hangs when it is opened."""
     books: dict[str, Any] = {"open": 0, "refused": 0, "hang": threading.Event()}
 
-    def open_once(spec: str, opening: Opening) -> Source:
+    def open_once(spec: str, opening: SourceOptions) -> Source:
         if books["open"]:
             books["refused"] += 1
             raise VideoError(f"{spec} is busy")
@@ -202,7 +202,7 @@ def cameras(monkeypatch) -> dict[str, Any]:
         source.close = closed
         return source
 
-    def open_hanging(spec: str, opening: Opening) -> Source:
+    def open_hanging(spec: str, opening: SourceOptions) -> Source:
         books["hang"].wait(60)
         raise VideoError(f"{spec} was switched off")
 
