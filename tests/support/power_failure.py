@@ -45,7 +45,7 @@ class EmulatedDisk:
         elif stat.S_ISDIR(about.st_mode):
             self._names[place] = {one.name: _place(one.stat()) for one in path.iterdir() if one.is_file()}
         if place not in self._held:
-            self._held[place] = os.dup(descriptor)
+            self._held[place] = os.open(path, os.O_RDONLY)  # a copy of the descriptor would hold its lock
 
     def left(self, folder: Path) -> dict[str, bytes]:
         """Return the files of a folder that a power failure would leave now, with their contents."""

@@ -252,6 +252,7 @@ class Lines(RuleBasedStateMachine):
         self.folder = Path(self.open.enter_context(tempfile.TemporaryDirectory()))
         self.disk = self.open.enter_context(emulated_disk())
         self.writers = [Writer(self.folder, name) for name in ("one", "two")]
+        self.epochs = [1, 1]
         self.results = reader(self.folder, "one", "two")
         self.head = self.folder / "head"
         self.head.mkdir()
@@ -262,17 +263,19 @@ class Lines(RuleBasedStateMachine):
         self.collector.close()
         self.open.close()
 
-    @rule(which=st.integers(0, 1), epoch=st.integers(1, 2), count=st.integers(1, 4))
-    def write(self, which: int, epoch: int, count: int) -> None:
+    @rule(which=st.integers(0, 1), newer=st.booleans(), count=st.integers(1, 4))
+    def write(self, which: int, newer: bool, count: int) -> None:
+        """Epochs only grow."""
         writer = self.writers[which]
+        self.epochs[which] += newer
         for _ in range(count):
-            writer.write(f"{writer.path.parent.name}@{epoch}")
+            writer.write(f"{writer.path.parent.name}@{self.epochs[which]}")
 
     @rule(which=st.integers(0, 1), half=st.booleans())
     def dies(self, which: int, half: bool) -> None:
         writer = self.writers[which]
         if half:
-            writer.write("one@1", end="")
+            writer.write(f"{writer.path.parent.name}@{self.epochs[which]}", end="")
         writer.restart()
 
     @rule(which=st.integers(0, 1))
