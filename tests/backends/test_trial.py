@@ -45,6 +45,7 @@ def test_it_answers_and_what_it_raises_is_told_with_what_it_logged() -> None:
         assert trial.ask(["pid"])[0] == process
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("question", "limit_s", "message"),
     [

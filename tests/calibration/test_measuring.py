@@ -166,6 +166,7 @@ def test_a_device_whose_times_vary_is_not_fitted(calibrate):
     assert all("from run to run; it is left out" in line for line in warned)
 
 
+@pytest.mark.thorough
 def test_a_device_that_cannot_be_fitted_does_not_lose_the_others(calibrate):
     clock, warned = Clock(), log_lines("WARNING")
 

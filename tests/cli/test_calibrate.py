@@ -73,6 +73,7 @@ def test_the_file_that_it_writes_is_what_plan_reads(cli, box, tmp_path, monkeypa
     assert set(planned.json["modelled"]) == {"d0", "d1"}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("json", [False, True])
 def test_what_was_fitted_is_printed(box, tmp_path, capsys, json):
     devices = (Device("d0", "fake"), Device("slow", "fake", target="slow"))

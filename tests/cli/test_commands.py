@@ -166,6 +166,7 @@ def test_bench_runs_plans_of_files_alone(cli, bundle, tmp_path):
     assert all(each["measured"]["throughput_fps"] > 0 for each in found)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.needs("Relay")  # Relax is no other here
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_show_draws(cli, bundle, tmp_path, suffix):

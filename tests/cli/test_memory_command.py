@@ -77,6 +77,7 @@ def test_concatenations_are_counted_as_copies_and_as_free(cli, tmp_path, monkeyp
     assert "joined, concatenations free" in cli("memory", tmp_path / "joined.json").out
 
 
+@pytest.mark.thorough
 def test_the_stages_of_a_plan_and_a_picture(cli, net, tmp_path):
     (tmp_path / "plan.txt").write_text(PLAN)
     picture = tmp_path / "memory.svg"

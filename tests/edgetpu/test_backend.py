@@ -241,6 +241,7 @@ def test_a_bundle_made_where_the_devices_are_needs_no_compiler(plug, install_com
         assert_runs(bundle)
 
 
+@pytest.mark.thorough
 def test_a_bundle_made_on_stand_ins_runs_where_the_devices_are(plug, install_compiler, tmp_path):
     """As on a desk with the compiler, for a board without."""
     plug("usb:0")
@@ -329,6 +330,7 @@ def indexed(graph: OperatorGraph, positions: list[int]) -> Iterator[dict[str, np
         yield {x: np.arange(8, dtype=np.int8)[None] + np.int8(position), index: np.full(4, position, np.int32)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("here", [True, False])
 def test_a_device_that_fails_during_a_run_is_named_after_the_frames_before(plug, install_compiler, here):
     plug("usb:0,usb:1" if here else "")

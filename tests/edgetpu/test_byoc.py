@@ -394,6 +394,7 @@ def test_nothing_for_an_edge_tpu():
         partitioned(writer.content([data], [made]))
 
 
+@pytest.mark.thorough
 def test_a_region_of_which_no_file_is_known():
     mod, params = imported(random_network(3))
     mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)

@@ -129,6 +129,7 @@ def test_a_report_that_lacks_a_line():
         parse_report(text)
 
 
+@pytest.mark.thorough
 def test_parts_are_compiled_together_and_once(tmp_path, compiler):
     assert find_compiler() == compiler
     told = log_lines("INFO")

@@ -201,7 +201,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["TF_2_5", "TODAY"])
 def test_a_library_of_another_tensorflow_ends_no_process(layout):
     """Both layouts of TfLiteRegistration: that of TensorFlow 2.5 ends a process whose delegate takes an operator."""
@@ -233,7 +233,7 @@ print("opened")
     assert told == "opened\n"
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("aborts", [1, 2])
 def test_a_fault_in_the_copy_is_tried_again_before_the_library_is_blamed(desk, tmp_path, aborts):
     desk(left=False)

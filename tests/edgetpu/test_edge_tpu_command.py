@@ -165,6 +165,7 @@ def test_devices_that_are_here_run_what_was_compiled(cli, model, devices, compil
     assert {stage["device"] for stage in outcome.json["measured"]["stages"]} == {"tpu0", "tpu1"}
 
 
+@pytest.mark.thorough
 def test_a_bundle_whose_device_was_unplugged(cli, model, devices, compiler, tmp_path, monkeypatch):
     needs("av")
     needs("tvm_pipeline_video")

@@ -48,6 +48,7 @@ def plan(cli, model, tmp_path) -> Path:
     return tmp_path / "plan.txt"
 
 
+@pytest.mark.thorough
 def test_the_files_of_a_plan_give_what_the_model_gives(cli, model, plan, tmp_path):
     code, out, err = cli("slice", model, "--plan", plan, "-o", tmp_path / "deep" / "stages", "--json")
     assert code == 0, err

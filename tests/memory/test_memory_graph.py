@@ -141,6 +141,7 @@ def test_an_order_of_a_stage_that_is_none_is_refused() -> None:
             order_peak(diamond(), order)
 
 
+@pytest.mark.thorough
 def test_judging_an_order_keeps_nothing_and_takes_linear_time() -> None:
     """A chain of 8000 operators takes about 8 times as long as one of 1000; a search or a square would take 64."""
     chains = [random_chain(random.Random(0), length) for length in (1000, 8000)]

@@ -32,7 +32,7 @@ def least(graph: MemoryGraph) -> int:
     return found.peak_bytes
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cell", "free", "parts"),
     [("c", 32536, 16856), ("b", 81536, 53312), ("a", 200704, 188160)],

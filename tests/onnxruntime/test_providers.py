@@ -93,7 +93,7 @@ def test_a_provider_is_a_device(faking: OnnxruntimeBackend, model: Model) -> Non
         faking.settle(provider("fail"))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

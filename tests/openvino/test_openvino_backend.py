@@ -279,6 +279,7 @@ def test_devices_that_are_not_here() -> None:
             backend.settle(wrong)
 
 
+@pytest.mark.thorough
 def test_a_model_of_which_openvino_dies_costs_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies in the child that tries the model first, and a later model has a new child."""
     fresh = OpenvinoBackend()

@@ -29,6 +29,7 @@ def modelled(name: str, macs_per_s: float, cores: tuple[int, ...] = ()) -> Devic
     return Device(name, cores=cores, model=DeviceModel(macs_per_s=macs_per_s))
 
 
+@pytest.mark.thorough
 def test_thirty_devices_are_planned_for_without_all_sets_of_replicas() -> None:
     """There are 2**30 sets of replicas; all equal devices together are the best of the plans."""
     decision = plan(problem([modelled(f"d{index}", 1e6) for index in range(30)]))

@@ -219,6 +219,7 @@ def test_more_stages_than_devices_are_impossible() -> None:
         local_search(of(TANGLED, tpus(4), stages=7))
 
 
+@pytest.mark.thorough
 def test_where_no_plan_is_found_the_message_says_that_one_may_exist() -> None:
     with pytest.raises(NoPlanError, match=r"local-search found no plan of .* one may exist"):
         local_search(of(TANGLED, tpus(2, memory_bytes=1000), activations=False), moves=500)

@@ -119,6 +119,7 @@ def test_throughput_is_the_best_of_pipelines_replicas_and_both(problem: Problem)
     check(problem)
 
 
+@pytest.mark.thorough
 def test_where_devices_have_too_many_states_other_searches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of 16 unequal devices: here the limit is lower."""
     monkeypatch.setattr(states, "MOST_CELLS", 8)

@@ -122,6 +122,7 @@ def test_what_a_device_does_not_compute_has_no_seconds(clock: Clock, moving: boo
     assert sum(cost.transfer_s for cost in costs) == pytest.approx(moved_s, abs=links_s + 1e-9)
 
 
+@pytest.mark.thorough
 def test_a_plan_leaves_such_operators_to_other_devices(clock: Clock) -> None:
     """d1 is ten times faster in what it computes."""
     seconds = {"d0": (10 * MS,) * 4, "d1": (1 * MS,) * 4}

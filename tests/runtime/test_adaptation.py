@@ -214,6 +214,7 @@ def test_what_was_reset_is_still_seen(stat: Path):
     assert len(machine.switches) == 1
 
 
+@pytest.mark.thorough
 def test_a_device_the_kernel_knows_nothing_of_is_tried_again(stat: Path):
     problem = problem_of({"d0": [1e-3] * 8, "gpu": [0.2e-3] * 8}, objective="latency")
     devices = tuple(replace(device, cores=()) for device in problem.platform.devices)

@@ -171,6 +171,7 @@ def test_a_stage_that_hangs_is_left_behind_with_its_state():
         opened.set()
 
 
+@pytest.mark.thorough
 def test_the_state_outlives_the_process_of_its_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -109,6 +109,7 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.thorough
 def test_no_descriptors_are_told_as_such(tmp_path: Path) -> None:
     model, platform = chain(), fake_platform("d0")
     with isolated(model, platform, ()) as compiled:

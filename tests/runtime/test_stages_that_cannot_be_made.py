@@ -92,6 +92,7 @@ def test_a_replacement_that_hangs_while_it_is_made_is_left_out_too(tmp_path: Pat
         ]
 
 
+@pytest.mark.thorough
 def test_a_thread_that_cannot_be_tied_to_its_device_in_time() -> None:
     let_go, model = threading.Event(), chain_model(2)
     pipeline = chain_pipeline(model)

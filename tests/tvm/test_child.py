@@ -115,6 +115,7 @@ def test_ctrl_c_ends_the_child() -> None:
         build_library(text_model("tanh(%x)"), TARGET)
 
 
+@pytest.mark.thorough
 def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 

@@ -239,6 +239,7 @@ def test_random_chains_of_operators(data: st.DataObject) -> None:
     assert_folds_as_relay(data.draw(unary)(relay.sqrt(relay.abs(expr))))
 
 
+@pytest.mark.thorough
 @examples(25, deadline=None)
 @given(st.permutations("NCHW"), st.permutations("NCHWc"), st.sampled_from([2, 4]))
 def test_blocking_a_layout_and_back_is_the_identity(plain: list[str], blocked: list[str], block: int) -> None:

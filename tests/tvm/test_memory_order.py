@@ -122,7 +122,7 @@ def test_no_order_needs_less(model: RelayModel, cpu: Device) -> None:
     assert ordered.activation_bytes == least_bytes(plain) < plain.activation_bytes
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["towers", "shapes"])
 def test_every_cut_is_bit_exact_and_takes_no_more(
     name: str, model: RelayModel, compiled: Callable[..., RelayModel], cpu: Device

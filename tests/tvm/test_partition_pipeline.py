@@ -183,6 +183,7 @@ def test_between_other_passes() -> None:
     assert PartitionPipeline(plan_of([names])).info.name == "PartitionPipeline"
 
 
+@pytest.mark.thorough
 def test_glue_that_is_given_tensors_of_several_operators(target: str) -> None:
     """It shows the second field of a tuple, and the stage that takes it in must have the first one, too."""
     x = relay.var("x", shape=(1, 4))

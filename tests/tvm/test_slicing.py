@@ -185,6 +185,7 @@ def test_more_buffers_than_are_remembered(compiled: Compiled, cpu: Device) -> No
         np.testing.assert_array_equal(scores, expected)
 
 
+@pytest.mark.thorough
 def test_a_slice_that_nobody_holds_is_gone(compiled: Compiled, cpu: Device) -> None:
     """A pipeline that runs for weeks makes one at every change of plan."""
     model = compiled("branching")

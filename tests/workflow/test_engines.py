@@ -184,7 +184,7 @@ def test_tvm_alone(tmp_path: Path) -> None:
         assert {device.backend for device in made.platform.devices} == {"host"}
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.usefixtures("desk")
 @pytest.mark.parametrize(
     ("fault", "reason"),

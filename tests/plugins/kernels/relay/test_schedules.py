@@ -83,7 +83,7 @@ def test_channels_that_fill_no_vector() -> None:
         np.testing.assert_allclose(own, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", WIDE)
 def test_the_inner_loop_multiplies_vectors_as_wide_as_the_target_has(target: str) -> None:
     """Sums are as many as hide the latency of an addition, each in a register as wide as the target has."""

@@ -106,6 +106,7 @@ def test_the_workload_of_a_function_is_what_topi_asks_for() -> None:
     assert {task.workload for task in tasks} <= asked
 
 
+@pytest.mark.thorough
 def test_a_workload_in_several_functions_is_one_task() -> None:
     """Three epilogues, of which one stands twice."""
     weights = [relay.const(np.ones((16, 16, 3, 3), "float32")) for _ in range(4)]
