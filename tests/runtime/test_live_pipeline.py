@@ -16,7 +16,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineClosedError, StageError
-from tvm_pipeline.runtime import LivePipeline, live_pipeline
+from tvm_pipeline.runtime import Adaptation, LivePipeline, live_pipeline
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.replanning import nearest_plan
 
@@ -199,12 +199,16 @@ def test_a_plan_that_cannot_be_started_changes_nothing(devices):
         check(pipeline.map(numbers(5)), 5)
 
 
-@pytest.mark.parametrize(("devices", "plans"), [(("d0",), 0), (("d0", "d1"), 1)])
-def test_what_plans_is_loaded_before_the_first_frame(devices, plans, monkeypatch):
+@pytest.mark.parametrize(
+    ("devices", "adaptation", "plans"),
+    [(("d0", "d1"), Adaptation(), 1), (("d0",), Adaptation(), 0), (("d0", "d1"), None, 0)],
+    ids=["adapts", "one device", "off"],
+)
+def test_what_plans_is_loaded_before_the_first_frame(devices, adaptation, plans, monkeypatch):
     """The first plan of a process takes most of a second, for which no frame waits."""
     made = []
     monkeypatch.setattr(live_pipeline, "nearest_plan", lambda problem: made.append(problem) or nearest_plan(problem))
-    with live(chain_model(OPERATORS), *devices) as pipeline:
+    with live(chain_model(OPERATORS), *devices, adaptation=adaptation) as pipeline:
         assert made == [pipeline.given] * plans
 
 

@@ -130,7 +130,7 @@ class LivePipeline(FrameStream):
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def start(self) -> None:
-        if len(self._problem.platform.devices) > 1:
+        if self._adaptation and len(self._problem.platform.devices) > 1:
             # For its first plan a process loads compiled loops, which takes most of a second.
             with suppress(PipelineError):
                 nearest_plan(self._problem)
