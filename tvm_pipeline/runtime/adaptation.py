@@ -87,10 +87,11 @@ class Adaptation(Strategy):
         return replace(self._proposal, scheduler="replan", status="feasible", bound=None), reason
 
     def _most_gain(self, problem: Problem, now: Problem, running: Plan) -> float:
-        """Return a gain over the running plan that no plan brings now, found without a search.
+        """Return an upper bound of the gain that any plan brings over the running one, found without a search.
 
-        No plan is faster than the fastest one on devices as fast as profiled, or as fast as the fastest of them is now
-        relative to its profile. The bound is infinite for other objectives, and where there are limits.
+        Slower devices make no plan faster than the fastest plan is by the profile. If devices are faster than their
+        profile, that plan's rate is divided by the least slow-down, which is below 1. The bound is infinite for other
+        objectives, and where there are limits.
         """
         if problem.objective != "throughput" or unlimited(problem) != problem:
             return math.inf

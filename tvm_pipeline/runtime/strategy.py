@@ -95,7 +95,7 @@ class Strategy(ABC):
         return (1 + gain) * self._off.get(plan.stages, usual) / max(self._off.get(running.stages, usual), 1e-12) - 1
 
     def most_corrected(self, gain: float, running: Plan) -> float:
-        """Return the greatest `corrected` gain over the running plan of any plan that has this predicted gain."""
+        """Return the greatest corrected gain that a plan with this predicted gain over the running plan can have."""
         if not self._off:
             return gain
         usual = median(self._off.values())
