@@ -97,16 +97,16 @@ class Adaptation(Strategy):
             return math.inf
         names = tuple(device.name for device in problem.platform.devices)
         try:
+            before_fps = judged_now(now, running).predicted.throughput_fps or 0.0
+            if self.starved:
+                return 0.0
             if self._fastest is None or self._fastest[0] != names:
                 rates = [plan.predicted.throughput_fps or math.inf for plan in quick_plans(problem)]
                 self._fastest = names, max(rates)
-            before_fps = judged_now(now, running).predicted.throughput_fps or 0.0
         except (NoPlanError, PlanError):
             return math.inf
-        if self.starved:
-            return 0.0
         least = min(1.0, *(self.factors.get(name, 1.0) for name in names))
-        return self.most_corrected(self._fastest[1] / (least * max(before_fps, 1e-12)) - 1, running)
+        return self.corrected(self._fastest[1] / (least * max(before_fps, 1e-12)) - 1, None, running)
 
     def _moved(self, problem: Problem) -> bool:
         """Return whether the devices or their slow-downs changed since the plans were last judged; remember them."""

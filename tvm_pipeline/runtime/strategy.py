@@ -84,22 +84,17 @@ class Strategy(ABC):
             if found.plan.predicted.throughput_fps
         }
 
-    def corrected(self, gain: float, plan: Plan, running: Plan) -> float:
+    def corrected(self, gain: float, plan: Plan | None, running: Plan) -> float:
         """Return the predicted gain of a plan over the running one, corrected by what was measured of the two.
 
         The prediction of a plan that was not measured is taken to be off as those of the others are in the median.
+        Without a plan, the result is the greatest that any plan with this predicted gain can have.
         """
         if not self._off or not math.isfinite(gain):
             return gain
         usual = median(self._off.values())
-        return (1 + gain) * self._off.get(plan.stages, usual) / max(self._off.get(running.stages, usual), 1e-12) - 1
-
-    def most_corrected(self, gain: float, running: Plan) -> float:
-        """Return the greatest corrected gain that a plan with this predicted gain over the running plan can have."""
-        if not self._off:
-            return gain
-        usual = median(self._off.values())
-        return (1 + gain) * max(self._off.values()) / max(self._off.get(running.stages, usual), 1e-12) - 1
+        off = self._off.get(plan.stages, usual) if plan else max(self._off.values())
+        return (1 + gain) * off / max(self._off.get(running.stages, usual), 1e-12) - 1
 
     def begin(self, problem: Problem, plan: Plan) -> None:
         """Take note of the plan that runs from now on; `problem` has the devices as they were profiled."""
