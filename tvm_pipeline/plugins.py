@@ -19,9 +19,10 @@ T = TypeVar("T")
 
 
 def entry_points(group: str) -> EntryPoints:
-    """Return what installed packages register in a group. Packages are read once for each state of `sys.path`.
+    """Return what installed packages register in a group.
 
-    Reading takes 10 ms or more, and a command asks dozens of times.
+    Python reads the files of all packages for that, which takes 10 ms or more, and a command asks dozens of times. So
+    this function keeps what it has read as long as `sys.path` stays the same.
     """
     found: EntryPoints = _read(tuple(sys.path)).select(group=group)
     return found

@@ -78,7 +78,7 @@ def test_without_one_idea(idea: str, nested: bool) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("nested", [False, True])
 def test_without_two_ideas_or_any(nested: bool) -> None:
-    """Those without up to two ideas, and none of them, in turns over the problems."""
+    """Each combination lacks at most two ideas, or all of them. The combinations take turns with the problems."""
     combinations = [c for c in product((False, True), repeat=len(IDEAS)) if c.count(False) <= 2 or not any(c)]
     for index, chosen in enumerate(combinations):
         check(Pruning(**dict(zip(IDEAS, chosen, strict=True))), index % len(SEEDS), nested)
