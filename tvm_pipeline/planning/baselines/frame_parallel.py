@@ -65,10 +65,11 @@ def frame_parallel(problem: Problem) -> Plan:
 def _candidates(problem: Problem, ordered: set[int]) -> Iterator[tuple[Stage, ...]]:
     """Yield the stages of each plan, for each set of devices that can work together."""
     for group in disjoint_sets(problem.platform.devices):
+        costs = [cost_of(problem, device) for device in group]
         unable = {
             index
             for index, operator in enumerate(problem.graph.operators)
-            if not all(cost_of(problem, device).can_run(operator) for device in group)
+            if not all(device.can_run(operator) for device in costs)
         }
         for fixed in (ordered, ordered | unable):
             before, middle, after = _divided(problem, sorted(fixed))
@@ -94,8 +95,8 @@ def _divided(problem: Problem, fixed: Sequence[int]) -> tuple[Operators, Operato
     Args:
         fixed: the indices of the operators that are not replicated, in ascending order.
     """
-    graph, devices = problem.graph, problem.platform.devices
-    least_s = [min(cost_of(problem, device).alone_s(operator) for device in devices) for operator in graph.operators]
+    graph, costs = problem.graph, [cost_of(problem, device) for device in problem.platform.devices]
+    least_s = [min(device.alone_s(operator) for device in costs) for operator in graph.operators]
     fronts, backs = _closures(fixed, graph.edges.before), _closures(fixed[::-1], graph.edges.after)
     everything = set(range(len(graph)))
     divisions = [(front, everything - front - back, back) for front, back in zip(fronts, reversed(backs), strict=True)]
