@@ -7,6 +7,7 @@ records.py (what comes out).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -228,6 +229,9 @@ class Service:
                     target=model.take_results, args=(write, stopped), name=f"results {model.label}", daemon=True
                 )
             )
+        # A full collection goes through all that was made until now, and for 0.1 s no stage runs.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         for thread in threads:
             thread.start()
         return threads
