@@ -62,7 +62,7 @@ MOST_LINES = {
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/report": 1450,
-    "tvm_pipeline/runtime": 3520,
+    "tvm_pipeline/runtime": 3540,
     "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/tvm": 14_240,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3700,
-    "plugins/tvm_pipeline_video": 11_954,
+    "plugins/tvm_pipeline_video": 11_960,
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fake_backend import FakeModel, chain_model, fake_platform, number, numbers, raise_at
 from tvm_pipeline import Plan, Problem
-from tvm_pipeline.core.plan import Prediction, Stage, describe
+from tvm_pipeline.core.plan import Prediction, Stage, describe, frames_inside
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
@@ -210,6 +210,23 @@ def test_what_plans_is_loaded_before_the_first_frame(devices, adaptation, plans,
     monkeypatch.setattr(live_pipeline, "nearest_plan", lambda problem: made.append(problem) or nearest_plan(problem))
     with live(chain_model(OPERATORS), *devices, adaptation=adaptation) as pipeline:
         assert made == [pipeline.given] * plans
+
+
+@pytest.mark.parametrize("frames", [None, 2])
+def test_a_plan_made_on_the_way_holds_the_given_share_of_its_frames(frames):
+    """How few frames inside keep the rate was measured for the plan that was given."""
+    model = chain_model(OPERATORS, hooks={("op2", "d0"): raise_at(5, OSError("unplugged"))})
+    problem = problem_of(model, fake_platform("d0", "d1", "d2"))
+    operators = tuple(operator.name for operator in model.graph.operators)
+    stages = Stage(("d0",), operators[:3]), Stage(("d1",), operators[3:])
+    given = judged(problem, Plan(model.graph.name, "by hand", "throughput", stages, Prediction(), in_flight=frames))
+    with LivePipeline(model, problem, given) as pipeline:
+        check(pipeline.map(numbers(40)), 40)
+        found = pipeline.plan
+        assert "d0" not in found.devices
+        default = frames_inside(found.stages, found.predicted)
+        assert found.frames_inside == default * (frames or 4) / 4
+        assert frames_inside(given.stages, given.predicted) == 4
 
 
 def test_before_the_start_no_plan_is_exchanged():

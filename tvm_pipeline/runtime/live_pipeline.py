@@ -44,6 +44,7 @@ from tvm_pipeline.runtime.replanning import (
     nearest_plan,
     quick_plan,
     shown_objective,
+    with_frames_as,
     with_runtime_objective,
     without,
 )
@@ -125,7 +126,7 @@ class LivePipeline(FrameStream):
         self.began_s = time.perf_counter()
         self._closing = False
         self._ended = threading.Event()
-        self.plan = plan
+        self.plan = self._given_plan = plan
         self._generations = Generations(self._first(plan))
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
@@ -304,7 +305,7 @@ class LivePipeline(FrameStream):
         with self._changing:
             self._problem, self._limits = requested, LimitWatch()
             self._tell("objective", shown_objective(requested), -1)
-            plan = nearest_plan(self.problem)
+            plan = self._nearest()
             if plan.stages != self.plan.stages:
                 self.switch(plan, f"it is best for {shown_objective(requested)}")
             else:
@@ -376,9 +377,13 @@ class LivePipeline(FrameStream):
     def _plan_left(self, error: StageError) -> Plan:
         """Return the best plan for the devices that are left; raise the error where there is none."""
         try:
-            return nearest_plan(self.problem)
+            return self._nearest()
         except (NoPlanError, PlatformError):
             raise error from error.__cause__
+
+    def _nearest(self) -> Plan:
+        """Return the plan to run for the devices as they are now; raise what `nearest_plan` raises."""
+        return with_frames_as(self._given_plan, nearest_plan(self.problem))
 
     def _failed(self, error: StageError) -> None:
         self._leave_out(error.device)
@@ -436,9 +441,10 @@ class LivePipeline(FrameStream):
         if self._adaptation:
             proposal = self._adaptation.look(self._generations.newest.pipeline.records(), self._able())
             if proposal:
-                self.switch(*proposal)
+                plan, reason = proposal
+                self.switch(with_frames_as(self._given_plan, plan), reason)
         if back:
-            plan = nearest_plan(self.problem)
+            plan = self._nearest()
             if gain(self.problem, plan, self.plan) > 0:
                 self.switch(plan, f"{', '.join(back)} may serve again")
         if self._problem.min_throughput_fps or self._problem.max_latency_s:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Set
 from dataclasses import replace
+from fractions import Fraction
 
-from tvm_pipeline.core.plan import Plan, Prediction, cost_key, margin
+from tvm_pipeline.core.plan import Plan, Prediction, cost_key, frames_inside, margin
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import require_energy
 from tvm_pipeline.cost.evaluate import judged
@@ -94,6 +95,17 @@ def nearest_plan(problem: Problem) -> Plan:
     rate = problem.min_throughput_fps is not None
     found = quick_plan(replace(free, objective="throughput" if rate else "latency"))
     return judged_now(problem, replace(found, status="feasible", bound=None))
+
+
+def with_frames_as(given: Plan, plan: Plan) -> Plan:
+    """Return a plan that holds the share of the frames that it would hold by default which `given` holds of its own.
+
+    How few frames inside keep the rate is measured before a run, for the plan that it begins with.
+    """
+    if given.in_flight is None or plan.in_flight is not None:
+        return plan
+    share = Fraction(given.in_flight, frames_inside(given.stages, given.predicted))
+    return replace(plan, in_flight=math.ceil(share * frames_inside(plan.stages, plan.predicted)))
 
 
 def unlimited(problem: Problem) -> Problem:
