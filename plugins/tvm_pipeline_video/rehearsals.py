@@ -17,7 +17,7 @@ import numpy as np
 from tvm_pipeline import OperatorGraph, Pipeline, Plan, Platform
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.files import temporary_folder
-from tvm_pipeline.runtime.comparison import Run, Turn, own_times_s, turn
+from tvm_pipeline.runtime.comparison import TURN_FRAMES, Run, Turn, own_times_s, turn
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline_video.analysis import Decoder
@@ -32,7 +32,6 @@ from tvm_pipeline_video.sources import Frame, Source
 
 # What is recorded of a source whose frames cannot be had again.
 RECORDED_FRAMES, RECORDED_BYTES, RECORDED_S = 48, 256 << 20, 3.0
-LEAST_FRAMES = 12  # at a rate
 # From a place in a file to the next: the golden section spreads any number of places evenly.
 NEXT_PLACE = 0.618
 
@@ -184,7 +183,7 @@ class Rehearsal:
             if rate_fps is None:
                 return full
             with host_errors(), from_there(rate_fps) as host, Pipeline(compiled, plan, platform, host=host) as pipeline:
-                count = max(LEAST_FRAMES, round(seconds * rate_fps))
+                count = max(TURN_FRAMES, round(seconds * rate_fps))
                 for _ in pipeline.map(Tagged({}, Payload[Frame]()) for _ in range(count)):
                     pass
                 # A core that waited between two frames is slower than one that is kept busy, so these are its times.

@@ -266,6 +266,15 @@ def test_time_for_too_few_turns_is_not_spent(fps: float) -> None:
     assert runs.turns == {"two": 0, "replicas": 0}
 
 
+@pytest.mark.parametrize(("rate_fps", "ran"), [(None, ["two", "replicas", "single"]), (10, ["two", "replicas"])])
+def test_a_turn_at_a_rate_counts_as_time(rate_fps: float | None, ran: list[str]) -> None:
+    """Twelve frames at 10 a second take 1.2 s of each turn: 10 s are enough for two plans."""
+    runs = Runs(two=100, replicas=95, single=90)
+    predicted = decision_of(two=100, replicas=99, single=98)
+    assert choice(verified(problem_of(), predicted, runs, 10.0, rate_fps=rate_fps)) == ("two", "measurement")
+    assert [name for name, turns in runs.turns.items() if turns] == ran
+
+
 @pytest.mark.thorough
 def test_turns_that_take_longer_than_predicted_end_the_race() -> None:
     """By the prediction three rounds take 2.1 s; one takes 1.6 s."""

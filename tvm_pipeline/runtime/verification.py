@@ -56,7 +56,12 @@ SLOT_ROUNDS, MOST_COUNTS = 5, 6
 
 
 def verified(
-    problem: Problem, decision: Decision, run: Run | None, verify_s: float = VERIFY_S, meter: Meter | None = None
+    problem: Problem,
+    decision: Decision,
+    run: Run | None,
+    verify_s: float = VERIFY_S,
+    meter: Meter | None = None,
+    rate_fps: float | None = None,
 ) -> Decision:
     """Return the decision after the candidates that may be the best have run side by side.
 
@@ -70,6 +75,7 @@ def verified(
             out, and `Decision.why` has the reason.
         verify_s: seconds that all turns may take together; the last turn may end later. 0 measures nothing.
         meter: samples a sensor of power; None where there is none.
+        rate_fps: the frames a second at which a turn runs once more, after the full pipeline; None if it does not.
 
     Raises:
         OptionError: `verify_s` is negative or infinite.
@@ -82,7 +88,8 @@ def verified(
     obstacle = _obstacle(problem, meter)
     if obstacle is not None:
         return _predicted(problem, decision, obstacle)
-    race = _Race(problem, _contenders(problem, decision), verify_s, PERIODS * meter.period_s if meter else 0.0)
+    least_s = PERIODS * meter.period_s if meter else 0.0
+    race = _Race(problem, _contenders(problem, decision), verify_s, least_s, rate_fps)
     try:
         race.go(_with_joules(run, problem, meter) if meter and problem.objective == "energy" else run)
     except PowerError as error:
@@ -250,14 +257,21 @@ class _Race:
         failed: why a plan does not run.
     """
 
-    def __init__(self, problem: Problem, plans: list[Plan], verify_s: float, least_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        plans: list[Plan],
+        verify_s: float,
+        least_s: float = 0.0,
+        rate_fps: float | None = None,
+    ) -> None:
         self.failed: dict[Plan, PipelineError] = {}
         self._problem, self._verify_s, self._least_s = problem, verify_s, max(TURN_S, least_s)
         self._running: list[Plan] = []  # best first
         # A turn has twice the least number of frames, or the least one where the time is short for slow plans.
         for self._frames in (2 * TURN_FRAMES, TURN_FRAMES):
             # The seconds of a turn: as predicted, then those of the latest one.
-            self._turn_s = {plan: _predicted_turn_s(plan, self._frames, self._least_s) for plan in plans}
+            self._turn_s = {plan: _predicted_turn_s(plan, self._frames, self._least_s, rate_fps) for plan in plans}
             self._running = self._fitting(plans)
             if len(self._running) > 1:
                 break
@@ -421,6 +435,8 @@ def _full_s(plan: Plan, frames: int, least_s: float) -> float:
     return max(least_s, frames / max(plan.predicted.throughput_fps or 0.0, 1e-12))
 
 
-def _predicted_turn_s(plan: Plan, frames: int, least_s: float) -> float:
+def _predicted_turn_s(plan: Plan, frames: int, least_s: float, rate_fps: float | None) -> float:
     """Return the seconds of a turn if the prediction is right and the plan is opened in no time."""
-    return _full_s(plan, frames, least_s) + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)
+    full_s = _full_s(plan, frames, least_s)
+    paced_s = max(full_s, TURN_FRAMES / rate_fps) if rate_fps else 0.0
+    return full_s + paced_s + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)

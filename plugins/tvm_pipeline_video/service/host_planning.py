@@ -142,7 +142,7 @@ def plan_with_host(
         return HostPlan(problem, kept_in_time(problem, Decision(plan, (plan,), ""), deadline, listener).plan)
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
-    decision = verified(problem, decision, run, verify_s, meter)
+    decision = verified(problem, decision, run, verify_s, meter, rate_fps)
     decision = with_fewest_inside(problem, decision, run, verify_s)
     decision = kept_in_time(problem, decision, deadline, listener)
     listener.say(f"plan: {decision.why}")
