@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tvm_pipeline.errors import PipelineClosedError, StageError
 from tvm_pipeline.runtime import Adaptation, LivePipeline, live_pipeline
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.replanning import nearest_plan
+from tvm_pipeline.runtime.strategy import TICK_S, Strategy
 
 OPERATORS = 6
 
@@ -200,16 +202,41 @@ def test_a_plan_that_cannot_be_started_changes_nothing(devices):
 
 
 @pytest.mark.parametrize(
-    ("devices", "adaptation", "plans"),
-    [(("d0", "d1"), Adaptation(), 1), (("d0",), Adaptation(), 0), (("d0", "d1"), None, 0)],
-    ids=["adapts", "one device", "off"],
+    ("devices", "adaptation", "floor_fps", "plans"),
+    [(2, Adaptation(), None, 1), (2, Adaptation(), 30.0, 2), (1, Adaptation(), None, 0), (2, None, None, 0)],
+    ids=["adapts", "keeps a limit", "one device", "off"],
 )
-def test_what_plans_is_loaded_before_the_first_frame(devices, adaptation, plans, monkeypatch):
-    """The first plan of a process takes most of a second, for which no frame waits."""
+def test_what_plans_is_loaded_before_the_first_frame(devices, adaptation, floor_fps, plans, monkeypatch):
+    """The first plan of a process takes most of a second, for which no frame waits; so may one without the limits."""
     made = []
     monkeypatch.setattr(live_pipeline, "nearest_plan", lambda problem: made.append(problem) or nearest_plan(problem))
-    with live(chain_model(OPERATORS), *devices, adaptation=adaptation) as pipeline:
-        assert made == [pipeline.given] * plans
+    model, platform = chain_model(OPERATORS), fake_platform(*("d0", "d1")[:devices])
+    problem = replace(problem_of(model, platform), objective="latency", min_throughput_fps=floor_fps)
+    with LivePipeline(model, problem, whole(problem, "d0"), adaptation=adaptation) as pipeline:
+        assert made == [pipeline.given, replace(problem, objective="throughput", min_throughput_fps=None)][:plans]
+
+
+class Looks(Strategy):
+    """Counts its looks, and says when so many of them are over."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.count, self.over, self._most = 0, threading.Event(), most
+
+    def look(self, records, problem):
+        self.count += 1
+        if self.count == self._most:
+            self.over.set()
+
+
+@pytest.mark.parametrize(("share", "looks"), [(1e-9, 1), (1e9, 4)], ids=["dear looks", "cheap looks"])
+def test_planning_rests_for_as_long_as_its_share_of_a_core_demands(share, looks, monkeypatch):
+    monkeypatch.setattr(live_pipeline, "PLANNING_SHARE", share)
+    strategy = Looks(looks)
+    with live(chain_model(OPERATORS), "d0", "d1", adaptation=strategy):
+        assert strategy.over.wait(20)
+        time.sleep(3 * TICK_S)
+    assert (strategy.count == looks) == (share < 1)
 
 
 @pytest.mark.parametrize("frames", [None, 2])

@@ -47,11 +47,13 @@ from tvm_pipeline.runtime.replanning import (
     with_frames_as,
     with_runtime_objective,
     without,
+    without_limits,
 )
 from tvm_pipeline.runtime.strategy import TICK_S, Strategy
 from tvm_pipeline.runtime.worker import Threads
 
 KEPT_EVENTS = 1000
+PLANNING_SHARE = 0.05  # of a core that the search for better plans takes from the stages, at most
 STOP_S = 2.0  # how long `stop` waits for a plan that is being exchanged
 
 _log = logging.getLogger(__name__)
@@ -133,8 +135,10 @@ class LivePipeline(FrameStream):
     def start(self) -> None:
         if self._adaptation and len(self._problem.platform.devices) > 1:
             # For its first plan a process loads compiled loops, which takes most of a second.
-            with suppress(PipelineError):
-                nearest_plan(self._problem)
+            free = without_limits(self._problem)
+            for problem in (self._problem,) if free == self._problem else (self._problem, free):
+                with suppress(PipelineError):
+                    nearest_plan(problem)
         self.began_s = self.last_result_s = time.perf_counter()
         try:
             self._generations.newest.pipeline.start(self._maker.making_s)
@@ -414,14 +418,16 @@ class LivePipeline(FrameStream):
         """Look at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
         with self._changing:
             self._run_by(self.plan)
-        said = ""
+        said, resting_s = "", 0.0
         while not self._ended.wait(TICK_S):
             self._generations.give_back_freed()
             if self._watchdog_s is not None:
                 for generation in self._generations:
                     generation.pipeline.overdue(self._watchdog_s)
-            if not self._changing.acquire(blocking=False):
+            resting_s -= TICK_S
+            if resting_s > 0 or not self._changing.acquire(blocking=False):
                 continue  # another thread exchanges the plan, and may wait for a stage that only this thread can end
+            began_s = time.thread_time()
             try:
                 self._improve()
             except PipelineError as error:
@@ -430,6 +436,7 @@ class LivePipeline(FrameStream):
                 said = str(error)
             finally:
                 self._changing.release()
+                resting_s = (time.thread_time() - began_s) / PLANNING_SHARE
 
     def _improve(self) -> None:
         """Change to a better plan if there is one: by the slow-downs, or because a device may serve again."""

@@ -89,12 +89,18 @@ def nearest_plan(problem: Problem) -> Plan:
     try:
         return quick_plan(problem)
     except NoPlanError:
-        free = unlimited(problem)
+        free = without_limits(problem)
         if free == problem:
             raise
-    rate = problem.min_throughput_fps is not None
-    found = quick_plan(replace(free, objective="throughput" if rate else "latency"))
+    found = quick_plan(free)
     return judged_now(problem, replace(found, status="feasible", bound=None))
+
+
+def without_limits(problem: Problem) -> Problem:
+    """Return what to plan for where no plan keeps the limits: the most frames a second, or the least latency."""
+    if (free := unlimited(problem)) == problem:
+        return problem
+    return replace(free, objective="latency" if problem.min_throughput_fps is None else "throughput")
 
 
 def with_frames_as(given: Plan, plan: Plan) -> Plan:
