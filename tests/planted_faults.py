@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 1800.0  # for a room, and for all: a fault that makes a test wait for ever is found, too
-HUNG = -1000
 
 
 class Fault(NamedTuple):
@@ -135,26 +135,34 @@ def first_failure(fault: Fault, folder: Path, selected: list[str]) -> str:
     """Return the test that fails first in a copy with a fault; an empty string if none does."""
     # The copy comes before the installed product.
     paths = map(str, (folder, folder / "backends", folder / "plugins"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "NUMBA_DISABLE_JIT": "1"}  # as `make test`
     for tests in ([f"tests/{fault.file.partition('/')[0]}"], []):  # the room, then all
         command = [sys.executable, "-m", "pytest", "-x", "--verbose", "--numprocesses", "3", *selected, *tests]
-        with tempfile.TemporaryFile("w+") as said:
-            run = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                status = run.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
-                status = HUNG
-            said.seek(0)
-            output = said.read()
-        if failed := re.search(r"(?:FAILED|ERROR) (?:\[ *\d+%\] )?(tests/\S+)", output):
+        run = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        limit = threading.Timer(LIMIT_S, os.killpg, (run.pid, signal.SIGKILL))
+        limit.start()
+        output, failed = [], None
+        for line in run.stdout or ():
+            output.append(line)
+            if failed := re.search(r"(?:FAILED|ERROR) (?:\[ *\d+%\] )?(tests/\S+)", line):
+                os.killpg(run.pid, signal.SIGKILL)  # other tests may wait for ever
+                break
+        limit.cancel()
+        status = run.wait()
+        if failed:
             return failed[1]
-        if status == HUNG:
+        if status == -signal.SIGKILL:
             return "a test hangs"
         if status:
-            sys.exit(f"the tests did not run:\n{output}")
+            sys.exit(f"the tests did not run:\n{''.join(output)}")
     return ""
 
 

@@ -174,6 +174,15 @@ def test_a_cache_that_is_too_small_is_worth_a_second_stage() -> None:
     assert plan.value == (pytest.approx(0.002),)
 
 
+def test_devices_that_share_cores_do_not_work_together() -> None:
+    """Each operator is fastest on another one of two devices that share core 0."""
+    platform = Platform("box", (Device("d0", cores=(0,)), Device("cpu", cores=(0, 1)), Device("d1", cores=(1,))))
+    problem = line([1, 1, 1], platform, [[0.1, 0.9], [0.9, 0.1], [0.4, 0.4]])
+    found = cp_sat(problem)
+    assert {stage.devices[0] for stage in found.stages} == {"d0", "d1"}
+    assert found.predicted.throughput_fps == pytest.approx(1 / 0.4)
+
+
 def equal_devices(graph: OperatorGraph, count: int, objective: Any, **options: Any) -> Problem:
     devices = tuple(Device(f"d{i}", cache_bytes=options.pop("cache", 10)) for i in range(count))
     return Problem(graph, Platform("box", devices), unmeasured(graph), objective, **options)
