@@ -376,11 +376,12 @@ def test_no_program_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_how_a_copy_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    before = descriptors()
+    before, others = descriptors(), children_of(os.getpid())  # a backend keeps a process to try models in
     changed: list[int] = []
     assert status_of_copy(lambda: (os.write(1, b"told"), changed.append(1)), 20) == 0
     assert status_of_copy(lambda: 1 // 0, 20) == 0  # this process will meet it as well
     assert how_ended(status_of_copy(lambda: ctypes.string_at(0), 20) or 0) == "was killed by SIGSEGV"
     assert status_of_copy(lambda: time.sleep(1000), 0.1) is None
-    assert (changed, capfd.readouterr(), children_of(os.getpid())) == ([], ("", ""), set())
+    assert (changed, capfd.readouterr()) == ([], ("", ""))
+    assert children_of(os.getpid()) <= others
     assert descriptors() <= before
