@@ -210,7 +210,7 @@ def test_models_without_inputs_are_refused() -> None:
         import_model(model_of(content))
 
 
-@pytest.mark.parametrize("kind", ["tflite", "relay", "relay.json", "relay.testing"])
+@pytest.mark.parametrize("kind", ["relay", "relay.json", "relay.testing"])
 def test_other_formats_need_relay(kind: Any) -> None:
     with pytest.raises(ModelError, match=rf"net: a model of the format {kind} needs TVM with Relay: .*pip install"):
         import_model(Model("net", kind, b""))

@@ -19,6 +19,7 @@ machine_code.py     which processor the code of a library is for
 linking.py          compiled code becomes a shared library, for this machine's processor or another
 rpc_clients.py      TVM's own clients of RPC at the port of a board
 target_text.py      the target of a device as TVM's own, and which processor it is for
+tflite_walk.py      what TVM cannot import of a TFLite file, by the names of the file
 tvm_errors.py       what TVM raises, and the reason in its messages
 numpy_rules.py      what numpy computes of the operators that Relay and Relax have alike
 devices/            devices with memory of their own: CUDA and OpenCL

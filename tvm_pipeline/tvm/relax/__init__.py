@@ -11,6 +11,8 @@ onnx_resizing.py      Resize and Upsample, by matrices where TVM computes other 
 onnx_recurrent.py     LSTM, GRU and RNN step by step
 onnx_converters.py    operators of Relax for nodes that TVM imports as functions of TIR
 onnx_quantized.py     quantised nodes as float operators between their roundings
+tflite_importer.py    a TFLite file
+channels_first.py     pictures channels first, where a file has them last
 distinct_outputs.py   each output of a model is a tensor of its own
 dataflow.py           read a function that is one block of dataflow
 rule_rewriting.py     write such a function anew by rules

@@ -15,6 +15,7 @@ from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
 from tvm_pipeline.tvm.relax.onnx_functions import has_function
 from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode, converters, label
+from tvm_pipeline.tvm.relax.tflite_importer import imported_tflite
 from tvm_pipeline.tvm.tvm_errors import on_shapes
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def import_model(model: Model) -> tvm.IRModule:
         >>> [parameter.name for parameter in main.params], main.attrs["output_names"]
         (['data_0'], ['softmaxout_1'])
     """
-    importers = {"onnx": _from_onnx, "relax.json": _from_relax}
+    importers = {"onnx": _from_onnx, "relax.json": _from_relax, "tflite": imported_tflite}
     if model.format not in importers:
         raise ModelError(f"{model.name}: a model of the format {model.format} {_NEEDS_RELAY}")
     _log.info(f"importing {model.name}")

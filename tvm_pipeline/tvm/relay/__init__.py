@@ -6,7 +6,6 @@ importer.py            a Model becomes a Relay module
 import_folding.py      its constants are folded in numpy while TVM's importer runs
 onnx_repairs.py        what TVM's importer of ONNX gets wrong, repaired or refused
 output_names.py        the names of a module's outputs, which every pass keeps
-tflite_walk.py         what TVM cannot import of a TFLite file, by the names of the file
 tflite_repairs.py      converters of TFLite operators that TVM's importer lacks
 fold.py                constants are folded in numpy, which makes building several times faster
 fold_table.py          what numpy computes of Relay's operators

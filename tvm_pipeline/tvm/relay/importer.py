@@ -10,6 +10,7 @@ from typing import Any
 
 import tvm
 from tvm import relay
+from tvm.relay.frontend.tflite import ExprTable
 
 from tvm_pipeline.core.deadline import Deadline
 from tvm_pipeline.core.model import Model
@@ -18,9 +19,9 @@ from tvm_pipeline.processes import how_ended, status_of_copy
 from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
 from tvm_pipeline.tvm.relay.output_names import with_output_names
-from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
-from tvm_pipeline.tvm.relay.tflite_walk import obstacles
+from tvm_pipeline.tvm.relay.tflite_repairs import TRANSPOSE_BIAS, RepairedConverter
 from tvm_pipeline.tvm.relay.work_done import WorkDone
+from tvm_pipeline.tvm.tflite_walk import DETECTION, obstacles
 from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 
 Params = dict[str, Any]
@@ -128,7 +129,8 @@ def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
     import tflite
 
     parsed = tflite.Model.GetRootAsModel(model.content, 0)
-    if obstacle := obstacles(parsed):
+    known = RepairedConverter(parsed, parsed.Subgraphs(0), ExprTable()).convert_map
+    if obstacle := obstacles(parsed, known, (DETECTION, TRANSPOSE_BIAS)):
         raise ModelError(f"{model.name}: TVM cannot import it: {obstacle}")
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}

@@ -5,7 +5,7 @@
 - Operators that read constants where TVM expects computed tensors.
 - MediaPipe's custom operator Convolution2DTransposeBias is TRANSPOSE_CONV with a bias.
 
-Next: `tflite_walk.py`, which says before an import what is missing even so.
+Next: `../tflite_walk.py`, which says before an import what is missing even so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Walk a TFLite file before TVM imports it, and name each operator that will not work: which, why, and what to do.
 
-TVM's own messages name no operator of the file, or stop at the first kind. Next: `importer.py`, which raises what is
-found here, and `tflite_repairs.py`, whose converters decide what is known.
+TVM's own messages name no operator of the file, or stop at the first kind. Next: `relay/tflite_repairs.py` and
+`relax/tflite_importer.py`, whose converters decide what is known.
 """
 
 from __future__ import annotations
@@ -9,35 +9,36 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from tvm.relay.frontend.tflite import ExprTable
-
-from tvm_pipeline.tvm.relay.tflite_repairs import TRANSPOSE_BIAS, RepairedConverter
+import tvm
 
 _SHOWN = 3  # operators that a message names for each reason
 _CONTROL = ("IF", "WHILE", "CALL_ONCE")
 _STATE = ("VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE")
-_DETECTION = "TFLite_Detection_PostProcess"  # a custom operator that TVM knows
+DETECTION = "TFLite_Detection_PostProcess"  # a custom operator that TVM knows
 
 
-def obstacles(parsed: Any) -> str:
+def obstacles(parsed: Any, known: Collection[str], custom: Collection[str] = (DETECTION,)) -> str:
     """Return what TVM's importer cannot take of a parsed TFLite file, with the next step; empty where all is known.
 
     Operators have the names of the operator graph: the kind and the index in the file, such as `rfft2d_12`.
+
+    Args:
+        known: the kinds of operators that it imports.
+        custom: the names of custom operators that it imports.
     """
     import tflite
 
     kinds = {number: name for name, number in vars(tflite.BuiltinOperator).items() if name.isupper()}
     graph = parsed.Subgraphs(0)
-    known = RepairedConverter(parsed, graph, ExprTable()).convert_map
     found: dict[str, list[str]] = {}
     for index in range(graph.OperatorsLength()):
         operator = graph.Operators(index)
         code = parsed.OperatorCodes(operator.OpcodeIndex())
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
         kind = kinds.get(number, f"number {number}")
-        custom = (code.CustomCode() or b"").decode(errors="replace")
-        name = f"{kind.lower()}_{index} ({custom})" if kind == "CUSTOM" else f"{kind.lower()}_{index}"
-        if reason := _reason(kind, custom, known):
+        label = (code.CustomCode() or b"").decode(errors="replace")
+        name = f"{kind.lower()}_{index} ({label})" if kind == "CUSTOM" else f"{kind.lower()}_{index}"
+        if reason := _reason(kind, known, label in custom):
             found.setdefault(reason, []).append(name)
         for tensor in _variables(graph, operator):
             reason = f"keeps a state between frames in the tensor {tensor}; {_WITHOUT_STATE}"
@@ -50,19 +51,20 @@ def obstacles(parsed: Any) -> str:
 _WITHOUT_STATE = "export the model with its state as an input and an output"
 
 
-def _reason(kind: str, custom: str, known: Collection[str]) -> str:
-    """Return why an operator of this kind cannot be imported; empty where it can."""
+def _reason(kind: str, known: Collection[str], is_known: bool) -> str:
+    """Return why an operator of this kind cannot be imported, or a custom one that is not known; empty if it can."""
     if kind in _STATE:
         return f"keeps a state between frames ({kind}); {_WITHOUT_STATE}"
     if kind in _CONTROL:
         return f"runs other subgraphs of the file, by what was computed ({kind}); export it without control flow"
-    if kind == "CUSTOM" and custom not in (TRANSPOSE_BIAS, _DETECTION):
+    if kind == "CUSTOM" and not is_known:
         return (
             "is a custom operator, which only the program that it was made for has; convert the model without it, and "
             "compute that part outside"
         )
     if kind != "CUSTOM" and kind not in known:
-        return f"is {kind}, which TVM 0.19 does not import; convert the model without it"
+        version = ".".join(tvm.__version__.split(".")[:2])
+        return f"is {kind}, which TVM {version} does not import; convert the model without it"
     return ""
 
 
