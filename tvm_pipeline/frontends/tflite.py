@@ -45,7 +45,8 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         import tflite
     except ImportError as error:
         raise ModelError(
-            f"{path}: reading TFLite needs the package tflite: pip install 'tvm-pipeline[edgetpu]', '[relay]' or '[relax]'"
+            f"{path}: reading TFLite needs the package tflite, which the extras edgetpu, relay and relax bring: "
+            "pip install 'tvm-pipeline[edgetpu]'"
         ) from error
     if content[4:8] != b"TFL3":
         raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")

@@ -104,7 +104,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
-        """Return another plan to run and the reason, or None to keep the plan; called every `TICK_S`.
+        """Return another plan to run and the reason, or None to keep the plan.
+
+        It is called every `TICK_S`, less often where it takes long.
 
         Args:
             records: of the running plan's stages, in its order.

@@ -114,7 +114,7 @@ def _two(rewriter: Rewriter, call: Any) -> Any:
 def _elementwise(rewriter: Rewriter, call: Any) -> Any:
     """An operator of one tensor, with numbers beside it, before the axes change."""
     data, *others = call.args
-    if any(value.size != 1 for value in map(constant_of, others) if value is not None):
+    if any(isinstance(other, relax.Var) or getattr(constant_of(other), "size", 1) != 1 for other in others):
         return None
     if (before := _permuted(rewriter, data)) is None:
         return None
@@ -185,20 +185,9 @@ def _padding(rewriter: Rewriter, call: Any) -> Any:
 
 
 _ONE = (
-    *("abs", "astype", "ceil", "clip", "dequantize", "erf", "exp", "floor", "hard_swish", "log", "negative", "nn.gelu"),
-    *(
-        "nn.gelu_tanh",
-        "nn.leakyrelu",
-        "nn.relu",
-        "nn.relu6",
-        "nn.silu",
-        "quantize",
-        "round",
-        "rsqrt",
-        "sigmoid",
-        "sqrt",
-    ),
-    *("square", "tanh"),
+    *("abs", "astype", "ceil", "clip", "dequantize", "erf", "exp", "floor", "hard_swish", "log", "negative"),
+    *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "quantize", "round", "rsqrt"),
+    *("sigmoid", "sqrt", "square", "tanh"),
 )
 _TWO = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
 
