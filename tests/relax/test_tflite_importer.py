@@ -78,6 +78,15 @@ def test_it_computes_what_tflite_computes(build: Callable[[], bytes], shape: tup
 
 
 @pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("kernel", "stride", "same"), [(3, 2, True), (2, 2, True), (4, 2, True), (3, 2, False)])
+def test_mediapipes_transposed_convolution_is_tflites_with_a_bias(kernel: int, stride: int, same: bool) -> None:
+    frame = {"tensor/0:0": frame_of()}
+    [expected] = run(transposed(False, kernel, stride, same), frame).values()
+    [found] = computed(model_of(transposed(True, kernel, stride, same)), frame)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", [4, 0, 5, 7])
 def test_integers_are_those_of_tflite_but_for_a_step_of_few(seed: int) -> None:
     """TFLite multiplies by fixed-point scales, TVM by floats: some values between two steps go to the other one."""

@@ -10,7 +10,6 @@ from tests.edgetpu.networks import Op, Options, Type, Writer, packed, schema
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 
-TRANSPOSE_BIAS = "Convolution2DTransposeBias"  # of MediaPipe
 IMAGE = (1, 4, 6, 2)
 
 
@@ -75,7 +74,7 @@ def transposed(custom: bool, kernel: int, stride: int, same: bool) -> bytes:
     bias = floats(writer, (3,), np.array([1, -2, 3], np.float32))
     if custom:
         writer.operator(Op.CUSTOM, [x, weights, bias], [y], version=1)
-        writer.codes[0].customCode = TRANSPOSE_BIAS
+        writer.codes[0].customCode = "Convolution2DTransposeBias"
         writer.operators[0].customOptions = np.array([1 if same else 2, stride, stride], "<i4").view(np.uint8)
     else:
         size = writer.tensor((4,), Type.INT32, scale=0, data=np.array(shape, np.int32))

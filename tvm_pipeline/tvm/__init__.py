@@ -20,6 +20,7 @@ linking.py          compiled code becomes a shared library, for this machine's p
 rpc_clients.py      TVM's own clients of RPC at the port of a board
 target_text.py      the target of a device as TVM's own, and which processor it is for
 tflite_walk.py      what TVM cannot import of a TFLite file, by the names of the file
+mediapipe.py        MediaPipe's custom operator of TFLite files
 tvm_errors.py       what TVM raises, and the reason in its messages
 numpy_rules.py      what numpy computes of the operators that Relay and Relax have alike
 devices/            devices with memory of their own: CUDA and OpenCL

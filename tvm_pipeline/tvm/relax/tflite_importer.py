@@ -20,9 +20,10 @@ from tvm.relax.frontend.tflite.tflite_frontend import ExprTable, OperatorConvert
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.mediapipe import TRANSPOSE_BIAS, is_transpose_bias, transpose_bias
 from tvm_pipeline.tvm.relax.channels_first import channels_first
 from tvm_pipeline.tvm.relax.simplify import simplified
-from tvm_pipeline.tvm.tflite_walk import obstacles
+from tvm_pipeline.tvm.tflite_walk import DETECTION, obstacles
 from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 
 # Operators that move numbers and compute none. TVM refuses them for integers, and its converters of them do no harm.
@@ -52,7 +53,7 @@ def imported_tflite(model: Model) -> tvm.IRModule:
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
     converter = _Converter(parsed, parsed.Subgraphs(0), ExprTable(), None)
-    if obstacle := obstacles(parsed, converter.convert_map):
+    if obstacle := obstacles(parsed, converter.convert_map, (DETECTION, TRANSPOSE_BIAS)):
         raise ModelError(f"{model.name}: TVM cannot import it: {obstacle}")
     try:
         converter.check_unsupported_ops()
@@ -67,6 +68,16 @@ class _Converter(OperatorConverter):
     """TVM's converter of TFLite operators, with what it lacks."""
 
     _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | _MOVES
+
+    def __init__(self, model: Any, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        self._file = model
+        self.convert_map[TRANSPOSE_BIAS] = self.convert_transpose_bias
+
+    def get_op_code_str(self, op: Any) -> str:
+        """Return the key of an operator in `convert_map`."""
+        code = self._file.OperatorCodes(op.OpcodeIndex())
+        return TRANSPOSE_BIAS if is_transpose_bias(code) else str(super().get_op_code_str(op))
 
     def check_unsupported_ops(self) -> None:
         """Raise OpNotImplemented for what cannot be imported; of what moves numbers, where the scale changes."""
@@ -95,6 +106,20 @@ class _Converter(OperatorConverter):
             return super().convert_prelu(op)
         by_channel = self.bb.normalize(relax.op.reshape(self.get_tensor_expr(slopes), [int(shape[-1])]))
         return relax.op.nn.prelu(self.get_tensor_expr(data), by_channel, axis=rank - 1)
+
+    def convert_transpose_bias(self, op: Any) -> Any:
+        """Convert MediaPipe's transposed convolution of NHWC images by weights OHWI, with a bias, all in float32."""
+        image, weights, bias = self.get_input_tensors(op)
+        strides, padding = transpose_bias(op, image.tensor.ShapeAsNumpy(), weights.tensor.ShapeAsNumpy())
+        product = relax.op.nn.conv2d_transpose(
+            self.get_tensor_expr(image),
+            self.bb.normalize(relax.op.permute_dims(self.get_tensor_expr(weights), (3, 0, 1, 2))),
+            strides=strides,
+            padding=padding,
+            data_layout="NHWC",
+            kernel_layout="IOHW",
+        )
+        return relax.op.add(self.bb.normalize(product), self.get_tensor_expr(bias))
 
     def has_same_qnn_params(self, lhs_tensor: Any, rhs_tensor: Any) -> bool:
         """Return whether two tensors have one scale and one zero point; TVM's own method lacks an argument."""

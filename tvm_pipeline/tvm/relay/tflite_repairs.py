@@ -10,15 +10,12 @@ Next: `../tflite_walk.py`, which says before an import what is missing even so.
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from tvm import relay
 from tvm.relay.frontend.tflite import OperatorConverter
 
-TRANSPOSE_BIAS = "Convolution2DTransposeBias"
-_CUSTOM_PADDING_SAME = 1  # of TfLitePadding, which is not numbered as the schema's Padding
-_CUSTOM_OPTIONS = struct.Struct("<3i")  # padding, stride of the width, stride of the height
+from tvm_pipeline.tvm.mediapipe import TRANSPOSE_BIAS, is_transpose_bias, transpose_bias
 
 
 class RepairedConverter(OperatorConverter):
@@ -31,8 +28,8 @@ class RepairedConverter(OperatorConverter):
 
     def get_op_code_str(self, op: Any) -> str:
         """Return the key of an operator in `convert_map`."""
-        custom = self._file.OperatorCodes(op.OpcodeIndex()).CustomCode()
-        return TRANSPOSE_BIAS if custom == TRANSPOSE_BIAS.encode() else super().get_op_code_str(op)
+        code = self._file.OperatorCodes(op.OpcodeIndex())
+        return TRANSPOSE_BIAS if is_transpose_bias(code) else super().get_op_code_str(op)
 
     def get_expr(self, input_tensor_idx: int) -> relay.Expr:
         """Return what a tensor is computed by, or a constant's value."""
@@ -50,26 +47,17 @@ class RepairedConverter(OperatorConverter):
         return relay.cast(constant, "float32")
 
     def convert_transpose_bias(self, op: Any) -> relay.Expr:
-        """Convert MediaPipe's transposed convolution of NHWC images by weights OHWI, with a bias, all in float32.
-
-        Its padding is that of mediapipe/util/tflite/operations/transpose_conv_bias.cc: where it is SAME, the result is
-        smaller by max(0, kernel - (extent - 1) % stride - 1), one half of which, rounded down, goes before.
-        """
+        """Convert MediaPipe's transposed convolution of NHWC images by weights OHWI, with a bias, all in float32."""
         image, weights, bias = self.get_input_tensors(op)
-        padding, stride_width, stride_height = _CUSTOM_OPTIONS.unpack_from(op.CustomOptionsAsNumpy().tobytes())
-        _, height, width, _ = (int(extent) for extent in image.tensor.ShapeAsNumpy())
-        channels, kernel_height, kernel_width, _ = (int(extent) for extent in weights.tensor.ShapeAsNumpy())
-        down = right = 0
-        if padding == _CUSTOM_PADDING_SAME:
-            down = max(0, kernel_height - (height - 1) % stride_height - 1)
-            right = max(0, kernel_width - (width - 1) % stride_width - 1)
+        channels, *kernel, _ = (int(extent) for extent in weights.tensor.ShapeAsNumpy())
+        strides, padding = transpose_bias(op, image.tensor.ShapeAsNumpy(), weights.tensor.ShapeAsNumpy())
         product = relay.nn.conv2d_transpose(
             self.get_tensor_expr(image),
             relay.transpose(self.get_tensor_expr(weights), (3, 0, 1, 2)),
-            strides=(stride_height, stride_width),
-            padding=(down // 2, right // 2, down - down // 2, right - right // 2),
+            strides=strides,
+            padding=padding,
             channels=channels,
-            kernel_size=(kernel_height, kernel_width),
+            kernel_size=kernel,
             data_layout="NHWC",
             kernel_layout="IOHW",
         )
