@@ -6,6 +6,7 @@ import errno
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ from tvm_pipeline.files import replacing, write_bytes
 from tvm_pipeline.tvm.relay.child_process import ChildReport, run_child
 
 
-@pytest.fixture
+@contextmanager
 def full() -> Iterator[None]:
-    """No file may become longer than a kilobyte, as on a disk that is full."""
+    """Let no file become longer than a kilobyte, as on a disk that is full; nor what pytest tells, until it is over."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
@@ -33,9 +36,9 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
             write_bytes(path, b"text")
 
 
-@pytest.mark.usefixtures("full")
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"cannot write .*/file: File too large; choose another place"):
+    told = r"cannot write .*/file: File too large; choose another place"
+    with full(), pytest.raises(PipelineError, match=told):
         write_bytes(tmp_path / "file", bytes(4096))
     assert list(tmp_path.iterdir()) == []
 
