@@ -23,6 +23,8 @@ MACHINES = {
     "A": "a shared virtual machine with 2 x86-64 cores (AMD EPYC, AVX2), TVM 0.19, `-mcpu=x86-64-v3`",
     "B": "a shared virtual machine with 2 x86-64 cores (AMD EPYC, AVX-512), TVM 0.19, `-mcpu=znver5` unless a target"
     " is named",
+    "C": "a shared virtual machine with 2 x86-64 cores (Intel Xeon with AMX; hyper-threads of other guests slow each by"
+    " up to 1.3 for seconds), TVM 0.19, `-mcpu=rocketlake`",
     "H100": "virtual machines with an NVIDIA H100 (80 GB, driver 580.159, CUDA 13.0) and 16 cores of an Intel Xeon"
     " (Emerald Rapids), lent for 15 minutes each",
     "any": "a count, or the value of a model: it does not depend on the machine",
