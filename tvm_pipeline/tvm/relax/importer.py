@@ -15,7 +15,6 @@ from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
 from tvm_pipeline.tvm.relax.onnx_functions import has_function
 from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode, converters, label
-from tvm_pipeline.tvm.relax.tflite_importer import imported_tflite
 from tvm_pipeline.tvm.tvm_errors import on_shapes
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def import_model(model: Model) -> tvm.IRModule:
         >>> [parameter.name for parameter in main.params], main.attrs["output_names"]
         (['data_0'], ['softmaxout_1'])
     """
-    importers = {"onnx": _from_onnx, "relax.json": _from_relax, "tflite": imported_tflite}
+    importers = {"onnx": _from_onnx, "relax.json": _from_relax, "tflite": _from_tflite}
     if model.format not in importers:
         raise ModelError(f"{model.name}: a model of the format {model.format} {_NEEDS_RELAY}")
     _log.info(f"importing {model.name}")
@@ -109,6 +108,12 @@ def _from_onnx(model: Model) -> tvm.IRModule:
         raise ModelError(f"{model.name}: TVM cannot import it: {refused}{on_shapes(model)}") from refused
     _log.warning("%s: imported as onnxslim simplifies it, since TVM refuses it: %s", model.name, refused)
     return found
+
+
+def _from_tflite(model: Model) -> tvm.IRModule:
+    from tvm_pipeline.tvm.relax.tflite_importer import imported_tflite  # TVM's part of it has 9000 lines
+
+    return imported_tflite(model)
 
 
 def _from_relax(model: Model) -> tvm.IRModule:

@@ -29,18 +29,8 @@ from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 # Operators that move numbers and compute none. TVM refuses them for integers, and its converters of them do no harm.
 _MOVES = frozenset(
     (
-        *(
-            "BATCH_TO_SPACE_ND",
-            "DEPTH_TO_SPACE",
-            "EXPAND_DIMS",
-            "GATHER",
-            "PACK",
-            "PAD",
-            "PADV2",
-            "SLICE",
-            "SPACE_TO_DEPTH",
-        ),
-        *("SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
+        *("BATCH_TO_SPACE_ND", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "PACK", "PAD", "PADV2", "SLICE"),
+        *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
     )
 )
 
