@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def entry_points(group: str) -> EntryPoints:
-    """Return what installed packages register in a group.
+    """Return the entry points that installed packages register in a group.
 
     Python reads the files of all packages for that, which takes 10 ms or more, and a command asks dozens of times. So
     this function keeps what it has read as long as `sys.path` stays the same.

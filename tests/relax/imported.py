@@ -51,16 +51,19 @@ def kinds(mod: tvm.IRModule) -> list[str]:
     return [name_of(value).removeprefix("relax.") for value in values if name_of(value)]
 
 
+def computed(model: Model, frame: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs of a model, imported and simplified."""
+    machine = relax.VirtualMachine(tvm.compile(simplified(import_model(model)), TARGET), tvm.cpu())
+    found = machine["main"](*(tvm.runtime.tensor(frame[tensor.name]) for tensor in model.inputs))
+    return [each.numpy() for each in ([found] if hasattr(found, "numpy") else found)]
+
+
 def compared(content: bytes, frame: Mapping[str, Array] | None = None) -> tuple[list[Array], list[Array]]:
     """Return the outputs of a file, imported and simplified, and those of onnxruntime."""
     model = model_of(content)
     frame = frame or {tensor.name: noise(tensor.shape, tensor.dtype) for tensor in model.inputs}
-    mod = simplified(import_model(model))
-    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
-    found = machine["main"](*(tvm.runtime.tensor(frame[tensor.name]) for tensor in model.inputs))
-    found = [found] if hasattr(found, "numpy") else list(found)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return [each.numpy() for each in found], session.run(None, dict(frame))
+    return computed(model, frame), session.run(None, dict(frame))
 
 
 def assert_as_onnxruntime(content: bytes, frame: Mapping[str, Array] | None = None) -> None:

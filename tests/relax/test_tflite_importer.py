@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,9 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 
-import tvm
-from tvm import relax
-
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_network, run, schema
 from tests.edgetpu.test_engine import spectrum
-from tests.relax.imported import TARGET, kinds
+from tests.relax.imported import computed, kinds
 from tests.support.tflite_files import (
     IMAGE,
     alone,
@@ -30,20 +27,11 @@ from tests.support.tflite_files import (
     stateful,
     transposed,
 )
-from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.tflite import read
 from tvm_pipeline.tvm.relax.dataflow import name_of
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.simplify import simplified
-
-
-def computed(model: Model, frame: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Return what the imported module computes of a frame."""
-    mod = simplified(import_model(model))
-    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
-    found = machine["main"](*(tvm.runtime.tensor(frame[tensor.name]) for tensor in model.inputs))
-    return [each.numpy() for each in ([found] if hasattr(found, "numpy") else found)]
 
 
 def slopes(shape: tuple[int, ...]) -> Callable[[], bytes]:
@@ -142,12 +130,9 @@ def test_pictures_are_channels_first_from_end_to_end() -> None:
     np.testing.assert_allclose(computed(model, frame)[0], expected, rtol=1e-5, atol=1e-5)
     mod = simplified(import_model(model))
     assert kinds(mod).count("permute_dims") == 1  # of the input
-    layouts = {
-        str(getattr(binding.value.attrs, "data_layout", "") or getattr(binding.value.attrs, "layout", ""))
-        for binding in mod["main"].body.blocks[0].bindings
-        if "2d" in name_of(binding.value)
-    }
-    assert layouts == {"NCHW"}
+    calls = [binding.value for binding in mod["main"].body.blocks[0].bindings if "2d" in name_of(binding.value)]
+    layouts = [call.attrs.data_layout if "conv2d" in name_of(call) else call.attrs.layout for call in calls]
+    assert layouts == ["NCHW"] * 4
 
 
 @pytest.mark.parametrize(

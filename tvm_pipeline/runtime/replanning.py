@@ -104,9 +104,10 @@ def without_limits(problem: Problem) -> Problem:
 
 
 def with_frames_as(given: Plan, plan: Plan) -> Plan:
-    """Return a plan that holds the share of the frames that it would hold by default which `given` holds of its own.
+    """Return the plan with its default number of frames inside, reduced as much as that of `given`.
 
-    How few frames inside keep the rate is measured before a run, for the plan that it begins with.
+    If `given` holds 2 frames, and 4 by default, a plan whose default is 8 gets 4. A measurement before the run found
+    how few frames keep the rate of `given`.
     """
     if given.in_flight is None or plan.in_flight is not None:
         return plan

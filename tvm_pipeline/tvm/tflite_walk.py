@@ -11,20 +11,21 @@ from typing import Any
 
 import tvm
 
+from tvm_pipeline.tvm.mediapipe import TRANSPOSE_BIAS
+
 _SHOWN = 3  # operators that a message names for each reason
 _CONTROL = ("IF", "WHILE", "CALL_ONCE")
 _STATE = ("VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE")
-DETECTION = "TFLite_Detection_PostProcess"  # a custom operator that TVM knows
+_CUSTOM = ("TFLite_Detection_PostProcess", TRANSPOSE_BIAS)  # those that TVM, or our converter, imports
 
 
-def obstacles(parsed: Any, known: Collection[str], custom: Collection[str] = (DETECTION,)) -> str:
+def obstacles(parsed: Any, known: Collection[str]) -> str:
     """Return what TVM's importer cannot take of a parsed TFLite file, with the next step; empty where all is known.
 
     Operators have the names of the operator graph: the kind and the index in the file, such as `rfft2d_12`.
 
     Args:
         known: the kinds of operators that it imports.
-        custom: the names of custom operators that it imports.
     """
     import tflite
 
@@ -36,9 +37,9 @@ def obstacles(parsed: Any, known: Collection[str], custom: Collection[str] = (DE
         code = parsed.OperatorCodes(operator.OpcodeIndex())
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
         kind = kinds.get(number, f"number {number}")
-        label = (code.CustomCode() or b"").decode(errors="replace")
-        name = f"{kind.lower()}_{index} ({label})" if kind == "CUSTOM" else f"{kind.lower()}_{index}"
-        if reason := _reason(kind, known, label in custom):
+        custom = (code.CustomCode() or b"").decode(errors="replace")
+        name = f"{kind.lower()}_{index} ({custom})" if kind == "CUSTOM" else f"{kind.lower()}_{index}"
+        if reason := _reason(kind, custom, known):
             found.setdefault(reason, []).append(name)
         for tensor in _variables(graph, operator):
             reason = f"keeps a state between frames in the tensor {tensor}; {_WITHOUT_STATE}"
@@ -51,13 +52,13 @@ def obstacles(parsed: Any, known: Collection[str], custom: Collection[str] = (DE
 _WITHOUT_STATE = "export the model with its state as an input and an output"
 
 
-def _reason(kind: str, known: Collection[str], is_known: bool) -> str:
-    """Return why an operator of this kind cannot be imported, or a custom one that is not known; empty if it can."""
+def _reason(kind: str, custom: str, known: Collection[str]) -> str:
+    """Return why an operator of this kind cannot be imported; empty where it can."""
     if kind in _STATE:
         return f"keeps a state between frames ({kind}); {_WITHOUT_STATE}"
     if kind in _CONTROL:
         return f"runs other subgraphs of the file, by what was computed ({kind}); export it without control flow"
-    if kind == "CUSTOM" and not is_known:
+    if kind == "CUSTOM" and custom not in _CUSTOM:
         return (
             "is a custom operator, which only the program that it was made for has; convert the model without it, and "
             "compute that part outside"

@@ -1,8 +1,8 @@
 """Mirrors: what a device has of arrays of the host, such as the tensors in the slots of a pipeline.
 
-A device that computes in the host's memory, as a Jetson's from Xavier on, uses the array itself (`InPlaceOpenCL`,
-`InPlaceCUDA`), without a copy. Any other device has memory of its own and gets copies (`DeviceCopy`). `pin` tells
-CUDA's driver which arrays are copied, so that the driver copies them without a buffer between.
+A device that computes in the host's memory, as a Jetson's from Xavier on, uses the array itself, without a copy. Its
+mirror is an `InPlaceOpenCL` or an `InPlaceCUDA`. Any other device has memory of its own and gets copies. Its mirror is
+a `DeviceCopy`. `pin` tells CUDA's driver which arrays are copied, so that the driver needs no buffer between.
 
 Copies ran on a real GPU, an H100. Arrays in place ran on PoCL and on software CUDA, and on no Jetson yet.
 """

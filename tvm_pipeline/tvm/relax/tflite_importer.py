@@ -23,7 +23,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.mediapipe import TRANSPOSE_BIAS, is_transpose_bias, transpose_bias
 from tvm_pipeline.tvm.relax.channels_first import channels_first
 from tvm_pipeline.tvm.relax.simplify import simplified
-from tvm_pipeline.tvm.tflite_walk import DETECTION, obstacles
+from tvm_pipeline.tvm.tflite_walk import obstacles
 from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 
 # Operators that move numbers and compute none. TVM refuses them for integers, and its converters of them do no harm.
@@ -43,7 +43,7 @@ def imported_tflite(model: Model) -> tvm.IRModule:
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
     converter = _Converter(parsed, parsed.Subgraphs(0), ExprTable(), None)
-    if obstacle := obstacles(parsed, converter.convert_map, (DETECTION, TRANSPOSE_BIAS)):
+    if obstacle := obstacles(parsed, converter.convert_map):
         raise ModelError(f"{model.name}: TVM cannot import it: {obstacle}")
     try:
         converter.check_unsupported_ops()

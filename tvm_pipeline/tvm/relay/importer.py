@@ -16,13 +16,12 @@ from tvm_pipeline.core.deadline import Deadline
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.processes import how_ended, status_of_copy
-from tvm_pipeline.tvm.mediapipe import TRANSPOSE_BIAS
 from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
 from tvm_pipeline.tvm.relay.output_names import with_output_names
 from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
 from tvm_pipeline.tvm.relay.work_done import WorkDone
-from tvm_pipeline.tvm.tflite_walk import DETECTION, obstacles
+from tvm_pipeline.tvm.tflite_walk import obstacles
 from tvm_pipeline.tvm.tvm_errors import on_shapes, reason
 
 Params = dict[str, Any]
@@ -131,7 +130,7 @@ def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
 
     parsed = tflite.Model.GetRootAsModel(model.content, 0)
     known = RepairedConverter(parsed, parsed.Subgraphs(0), ExprTable()).convert_map
-    if obstacle := obstacles(parsed, known, (DETECTION, TRANSPOSE_BIAS)):
+    if obstacle := obstacles(parsed, known):
         raise ModelError(f"{model.name}: TVM cannot import it: {obstacle}")
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
