@@ -154,6 +154,43 @@ def test_a_file_that_tvm_cannot_take_names_the_operator(
     assert str(raised.value).startswith(f"net: TVM cannot import it: {message}")
 
 
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("code", "shape", "constants", "kind", "options"),
+    [
+        (Op.PACK, (1, *IMAGE), [], Options.PackOptions, schema.PackOptionsT(1, 0)),
+        (Op.UNPACK, IMAGE[1:], [], Options.UnpackOptions, schema.UnpackOptionsT(1, 0)),
+        (Op.GATHER, (1, 4, 2, 2), [[3, 1]], Options.GatherOptions, schema.GatherOptionsT(axis=2)),
+        (Op.SLICE, (1, 2, 3, 2), [[0, 1, 2, 0], [1, 2, 3, 2]], 0, None),
+        (
+            Op.STRIDED_SLICE,
+            (1, 2, 3, 2),
+            [[0] * 4, IMAGE, [1, 2, 2, 1]],
+            Options.StridedSliceOptions,
+            schema.StridedSliceOptionsT(),
+        ),
+        (Op.SQUEEZE, IMAGE[1:], [], Options.SqueezeOptions, schema.SqueezeOptionsT([0])),
+        (Op.TILE, (1, 8, 6, 2), [[1, 2, 1, 1]], 0, None),
+        (Op.TRANSPOSE, (1, 2, 4, 6), [[0, 3, 1, 2]], 0, None),
+        (Op.PAD, (1, 6, 6, 2), [[[0, 0], [1, 1], [0, 0], [0, 0]]], 0, None),
+        (Op.SPACE_TO_DEPTH, (1, 2, 3, 8), [], Options.SpaceToDepthOptions, schema.SpaceToDepthOptionsT(2)),
+    ],
+)
+def test_integers_that_move_keep_their_values(
+    code: int, shape: tuple[int, ...], constants: list[object], kind: int, options: object
+) -> None:
+    writer = Writer()
+    x, y = writer.tensor(IMAGE), writer.tensor(shape)
+    arrays = [np.array(values, np.int32) for values in constants]
+    reads = [x, *(writer.tensor(array.shape, Type.INT32, scale=0, data=array) for array in arrays)]
+    writer.operator(code, reads, [y], kind, options, version=1)
+    content = writer.content([x], [y])
+    model = read("net", Path("net.tflite"), content, {})
+    frame = {model.inputs[0].name: np.random.default_rng(0).integers(-128, 128, IMAGE).astype(np.int8)}
+    [expected] = run(content, frame).values()
+    np.testing.assert_array_equal(computed(model, frame)[0], expected)
+
+
 def test_what_moves_integers_may_not_change_their_scale() -> None:
     writer = Writer()
     x, y = writer.tensor((1, 4), scale=0.5), writer.tensor((1, 6), scale=0.25)
