@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -75,30 +75,23 @@ class Annotation:
 
 
 class Overlay:
-    """The frame rate and the latency of the moment, as an annotation at the top left of a frame."""
+    """The frame rate and the latency of the moment, as a line to draw."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=26)  # when the last frames came
 
-    def __call__(self, latency_s: float) -> Annotation:
+    def __call__(self, latency_s: float) -> str:
         """Return the figures at a frame that took so long."""
         self._times_s.append(time.perf_counter())
         seconds = self._times_s[-1] - self._times_s[0]
         rate = f"{(len(self._times_s) - 1) / seconds:.0f} fps, " if seconds else ""
-        return Annotation(f"{rate}{latency_s * 1e3:.0f} ms")
+        return f"{rate}{latency_s * 1e3:.0f} ms"
 
 
-def with_overlay(
-    annotations: Sequence[Annotation], overlay: Callable[[float], Annotation] | None, latency_s: float
-) -> Sequence[Annotation]:
-    """Return the annotations of a frame, and with them the figures at its latency where there are any."""
-    return [*annotations, overlay(latency_s)] if overlay else annotations
-
-
-def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:
+def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation], figures: str = "") -> NDArray[np.uint8]:
     """Return a copy of a frame (uint8 HxWx3 RGB) with the annotations; those without a box are lines at top left.
 
-    What lies outside of the frame is drawn at its edge, or not at all.
+    What lies outside of the frame is drawn at its edge, or not at all. The figures are a line at bottom left.
     """
     masks = [(one.mask.pixels(), one.label) for one in annotations if one.mask and one.mask.size == image.shape[:2]]
     if masks:
@@ -111,6 +104,11 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
     size = max(10, height // 30)
     font = _font(size)
     line_y = 0
+
+    def label_at(x: float, y: float, text: str, color: str) -> None:
+        pen.rectangle((x, y, x + pen.textlength(text, font=font) + 4, y + size + 3), fill=color)
+        pen.text((x + 2, y + 1), text, fill="black", font=font)
+
     for annotation in annotations:
         label = " ".join(str(annotation.label).split())[:LONGEST_LABEL]
         color = _color(label)
@@ -128,11 +126,12 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
                 pen.rectangle((left, top, right, bottom), outline=color, width=max(1, size // 8))
             at = (max(0.0, left), max(0.0, top - size - 4))
         if text:
-            pen.rectangle((*at, at[0] + pen.textlength(text, font=font) + 4, at[1] + size + 3), fill=color)
-            pen.text((at[0] + 2, at[1] + 1), text, fill="black", font=font)
+            label_at(*at, text, color)
         radius = max(1, size // 6)
         for x, y in ((_within(x, width), _within(y, height)) for x, y in annotation.points):
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
+    if figures:
+        label_at(0.0, height - size - 4.0, figures, "white")
     return np.asarray(picture)
 
 

@@ -27,7 +27,7 @@ from tvm_pipeline.errors import OptionError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline_video.analysis import Analysis, Decoder, FrameT, decoded, decoder_name
-from tvm_pipeline_video.annotations import Annotation, draw, with_overlay
+from tvm_pipeline_video.annotations import Annotation, draw
 from tvm_pipeline_video.preprocessing import Preprocessing, preprocess
 from tvm_pipeline_video.sources import LiveFrame
 
@@ -123,7 +123,7 @@ class Application(Generic[FrameT]):
         rate_fps: `host/read` gives no frame of a source that is not live earlier than this rate has it; None for as
             fast as frames are taken.
         place: is called with the device of `host/read`, to move the threads of a source that is read ahead.
-        overlay: gives the annotation with the figures of each picture from its latency so far; None for none.
+        overlay: gives the line of figures of each picture from its latency so far; None for none.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Application(Generic[FrameT]):
         write: Write[FrameT] | None = None,
         rate_fps: float | None = None,
         place: Callable[[Device], None] = lambda _: None,
-        overlay: Callable[[float], Annotation] | None = None,
+        overlay: Callable[[float], str] | None = None,
     ) -> None:
         self._overlay = overlay
         self._frames = iter(frames)
@@ -209,8 +209,8 @@ class Application(Generic[FrameT]):
 
     def _draw(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
-            found = with_overlay(passage.annotations, self._overlay, time.perf_counter() - passage.entered_s)
-            passage.picture = draw(cast(FrameT, passage.frame).image, found)
+            figures = self._overlay(time.perf_counter() - passage.entered_s) if self._overlay else ""
+            passage.picture = draw(cast(FrameT, passage.frame).image, passage.annotations, figures)
 
     def _write(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> None:
         if self._writer is not None and not passage.written:

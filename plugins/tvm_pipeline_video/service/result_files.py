@@ -32,7 +32,6 @@ from tvm_pipeline_video.service.video_extra import (
     VideoFile,
     draw,
     json_line,
-    with_overlay,
 )
 
 ROUNDING_S = 1e-6  # of the times of frames
@@ -120,7 +119,8 @@ class ResultFiles:
             self.lines.write(line)
         if self.video:
             if picture is None:
-                picture = draw(seen.frame.image, with_overlay(seen.annotations, self._overlay, line.latency_s))
+                figures = self._overlay(line.latency_s) if self._overlay else ""
+                picture = draw(seen.frame.image, seen.annotations, figures)
             self.video.write(picture)
         if self._broker:
             self._broker.write(json_line(line), label, written)

@@ -145,7 +145,7 @@ class RunningModel:
         decision: how the plan that the run began with was chosen; None if it was given.
         found, found_in, deadline: as in `ModelReport`.
         late: how many frames took longer than the deadline.
-        paced: whether its plan is for a rate of frames.
+        for_rate: whether its plan is for a rate of frames.
     """
 
     label: str
@@ -166,7 +166,7 @@ class RunningModel:
     found_in: int = 0
     deadline: FrameDeadline | None = None
     late: int = 0
-    paced: bool = False
+    for_rate: bool = False
 
     def take_results(self, write: ResultWriter, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -209,6 +209,11 @@ class RunningModel:
                 "function, or give it more time as `watchdog`"
             )
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether frames come at a rate, that of `rate` or of live sources, and not when the pipeline takes them."""
+        return self.for_rate or bool(self.sources.statistics())
+
     def report(self) -> ModelReport:
         """Return the figures of now."""
         plan, statistics = self.pipeline.plan, self.pipeline.statistics()
@@ -228,7 +233,7 @@ class RunningModel:
             found_in=self.found_in,
             deadline=self.deadline,
             late_share=self.late / max(self.pipeline.frames, 1) if self.deadline else None,
-            paced=self.paced or bool(self.sources.statistics()),
+            paced=self.is_paced,
         )
 
     def write_report(self, folder: Path, figures: ModelReport) -> None:
@@ -319,7 +324,7 @@ def opened_models(
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
             models[-1].deadline, models[-1].decision = one.planned.deadline, one.planned.decision
-            models[-1].paced = one.planned.rate_fps is not None
+            models[-1].for_rate = one.planned.rate_fps is not None
             if settings.late == "drop" and isinstance(one.sources, ModelSources):
                 for source in one.sources.live:
                     source.late_age_s = models[-1].late_age_s
@@ -546,7 +551,7 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
             model.sources.summary,
             lambda: model.metering,
             awaited_s=lambda: model.sources.awaited_s,
-            paced=model.paced,
+            paced=lambda: model.is_paced,
         ),
         *where,
         token=settings.token,

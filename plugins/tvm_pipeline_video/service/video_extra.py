@@ -32,7 +32,7 @@ try:
         stream,
     )
     from tvm_pipeline_video.analysis import Outputs, decoder_name
-    from tvm_pipeline_video.annotations import Overlay, with_overlay
+    from tvm_pipeline_video.annotations import Overlay
     from tvm_pipeline_video.application import Application
     from tvm_pipeline_video.decoders import FAMILIES, Request, check_name, choose, is_known, read_labels
     from tvm_pipeline_video.decoding import USUAL_FPS
@@ -92,5 +92,4 @@ __all__ = [
     "read_labels",
     "source_kind",
     "stream",
-    "with_overlay",
 ]

@@ -29,7 +29,7 @@ class LiveWatch:
         sources: returns the present `Snapshot.sources`.
         metering: returns what measures joules; None where nothing does.
         awaited_s: returns the clock time (`time.perf_counter`) before which no frame was to be expected.
-        paced: whether frames come at a rate that was given.
+        paced: returns whether frames come at a rate, that of their sources or `rate`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LiveWatch:
         sources: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
         metering: Callable[[], RunEnergy | None] = lambda: None,
         awaited_s: Callable[[], float] = lambda: 0.0,
-        paced: bool = False,
+        paced: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pipeline, self._sources, self._metering, self._awaited_s = pipeline, sources, metering, awaited_s
         self._paced = paced
@@ -66,7 +66,7 @@ class LiveWatch:
             energy=metering.frame if metering else self._by_watts(problem, live.plan),
             events=[asdict(event) for event in events[-SHOWN_EVENTS:]],
             throttled=next((e.kind == "throttled" for e in events[::-1] if e.kind.endswith("throttled")), False),
-            paced=self._paced,
+            paced=self._paced(),
         )
 
     def _by_watts(self, problem: Problem, plan: Plan) -> FrameEnergy | None:

@@ -40,7 +40,7 @@ class Snapshot:
         energy_j: joules that a sensor measured since the first frame, of all models of the run; None without a sensor.
         energy: the joules of a frame; None where nothing tells.
         throttled: whether the machine is slowed down because of heat or current.
-        paced: whether frames come at a rate that was given; those of live sources always do.
+        paced: whether frames come at a rate, that of their sources or `rate`.
     """
 
     began_s: float
@@ -98,7 +98,7 @@ class Snapshot:
             healthy=not why,
             why=why,
             picture=picture,
-            paced=self.paced or bool(self.sources),
+            paced=self.paced,
         )
 
 
