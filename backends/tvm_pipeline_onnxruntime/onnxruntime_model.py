@@ -112,10 +112,14 @@ class OnnxruntimeModel(EngineModel):
             )
         return refused
 
+    def has_operator_times(self, device: Device) -> bool:
+        """Return whether onnxruntime computes the operators itself: a provider computes what it claims as one."""
+        return _is_own(device.target)
+
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them.
 
-        A provider computes what it claims as one, so that each operator is timed there as a stage of its own.
+        On a provider's device each operator is timed as a stage of its own.
         """
         if not _is_own(device.target):
             seconds = self._timer.seconds(device, repeats)

@@ -131,6 +131,13 @@ class CompiledModel(ABC):
         """Return the operators that a device can compute, in the graph's order; `stage` raises PlanError for others."""
         return [operator.name for operator in self.graph.operators]
 
+    def has_operator_times(self, device: Device) -> bool:
+        """Return whether `time_operators` tells what operators take within a stage; by default it does.
+
+        If not, because a device computes a stage as one, a profile follows from whole stages and never calls it.
+        """
+        return True
+
     def slow_operators(self, device: Device) -> list[str]:
         """Return the operators that a device computes without a fast schedule; a profile shows their times."""
         return []
@@ -403,6 +410,9 @@ class Delegating(CompiledModel):
 
     def computes(self, device: Device) -> list[str]:
         return self.inner.computes(self.inner_device(device))
+
+    def has_operator_times(self, device: Device) -> bool:
+        return self.inner.has_operator_times(self.inner_device(device))
 
     def slow_operators(self, device: Device) -> list[str]:
         return self.inner.slow_operators(self.inner_device(device))

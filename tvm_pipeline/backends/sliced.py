@@ -306,6 +306,11 @@ class SlicedModel(Delegating):
         seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
         return seconds
 
+    def has_operator_times(self, device: Device) -> bool:
+        if device.backend == self._lead:
+            return super().has_operator_times(device)
+        return (whole := self._whole_on(device)) is None or whole.has_operator_times(device)
+
     def time_transfers(
         self, device: Device, sizes_bytes: Sequence[int], repeats: int
     ) -> tuple[Seconds, Seconds] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated
-from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
+from tvm_pipeline.calibration.stage_choice import Candidate, candidates, expected_error, next_stages
 from tvm_pipeline.calibration.stage_time import StageTime
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device
@@ -54,6 +54,7 @@ def measured_model(
     prior: DeviceModel,
     count: int = STAGES,
     timer: Callable[[CompiledModel], SegmentTimer] = stage_timer,
+    enough: float = 0.0,
 ) -> Measuring:
     """Measure so many stages of the models on a device, and refit the prior to them.
 
@@ -62,6 +63,8 @@ def measured_model(
     Args:
         models: compiled for the device.
         timer: what times stages of a compiled model.
+        enough: measure no further stage, once half of them are measured, where the constants are expected to contribute
+            no more than this to the error of a stage.
 
     Raises:
         ProfileError: the device failed, its times vary, or what was measured cannot be fitted; see `calibrated`. It
@@ -112,7 +115,8 @@ def measured_model(
     if len(times) >= LEAST_STAGES:
         with suppress(ProfileError):  # the other half may yet explain what does not fit
             model = calibrated(prior, times).model
-    choose(count)
+    while len(times) < count and expected_error(model, pool, times) > enough:
+        choose(len(times) + 1)
     if throttling.look_now() or throttling.begun:
         _log.warning(
             f"the machine was throttled while {device.name} was measured ({throttling.begun}): a cooler machine is "

@@ -50,7 +50,7 @@ GPU = DeviceModel(
 def shipped_model(device: Device) -> DeviceModel:
     """Return the model with which the calibration of a settled device begins: its own, else that of its family.
 
-    A backend of another name than gpu is taken to compute on the device's CPU cores.
+    A device without cores is taken to be like a GPU: each call launches it, and it has memory of its own.
 
     Examples:
         >>> shipped_model(Device("cpu", cores=(0, 1))).macs_per_s
@@ -58,7 +58,7 @@ def shipped_model(device: Device) -> DeviceModel:
     """
     if device.model is not None:
         return device.model
-    if device.backend == "gpu":
+    if not device.cores:
         return GPU
-    cores = max(1, len(device.cores))
+    cores = len(device.cores)
     return replace(CPU_CORE, macs_per_s=7.5e10 * cores, bytes_per_s=9e10 * cores)

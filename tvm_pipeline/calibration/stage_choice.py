@@ -100,6 +100,11 @@ def next_stages(
     return [candidates[index] for index, _ in design.choices(count)]
 
 
+def expected_error(model: DeviceModel, candidates: Sequence[Candidate], measured: Sequence[StageTime]) -> float:
+    """Return what the constants are expected to contribute to the error of a candidate, after stages were measured."""
+    return _Design(model, candidates, measured).error() if candidates else 0.0
+
+
 def report(calibration: Calibration, candidates: Sequence[Candidate], measured: Sequence[StageTime]) -> list[str]:
     """Return in words which constants are still uncertain, and which stage would tell most of each.
 

@@ -11,15 +11,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from tvm_pipeline.backends.contract import CompiledModel
+import numpy as np
+
+from tvm_pipeline.backends.contract import CompiledModel, Seconds
 from tvm_pipeline.backends.ports import input_for_timing
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.cost.modelled_stage import roofline_seconds
 from tvm_pipeline.profiling.bound import in_bound_thread, in_bound_threads
 from tvm_pipeline.profiling.computed import computed_runner, computed_stages
 from tvm_pipeline.profiling.disturbance import Watch
 from tvm_pipeline.profiling.estimates import DeviceTimings
 from tvm_pipeline.profiling.links import SIZES
 from tvm_pipeline.profiling.timings import Rows, Timing, time_in_windows
+
+# By which the time of a model is shared out among operators until stages are measured (`calibration/stage_profile.py`).
+SHARED_OUT_BY = DeviceModel(macs_per_s=1e11, bytes_per_s=1e10, operator_s=1e-6)
 
 
 class Bench:
@@ -98,7 +105,7 @@ class Bench:
         """Time operators, then transfers, after a first one of each size that does not count."""
         with Watch(self.device.cores) as watch:
             watch.begin()
-            seconds = self._compiled.time_operators(self.device, repeats + skipped)
+            seconds = self._operator_seconds(repeats + skipped)
             self.measured.operators.append(Rows(seconds[skipped:], watch.end()))
             self._compiled.time_transfers(self.device, SIZES, 1)
             watch.begin()
@@ -108,6 +115,15 @@ class Bench:
             received, sent = samples
             self.measured.received.append(Rows(received, window))
             self.measured.sent.append(Rows(sent, window))
+
+    def _operator_seconds(self, repeats: int) -> Seconds:
+        """Return the seconds of each operator, by their work where the device does not tell them."""
+        if self._compiled.has_operator_times(self.device):
+            return self._compiled.time_operators(self.device, repeats)
+        by_name = roofline_seconds(self._compiled.graph, SHARED_OUT_BY)
+        computed = {name for stage in self.stages for name in stage}
+        row = [seconds if name in computed else None for name, seconds in by_name.items()]
+        return np.tile(np.array(row, np.float64), (repeats, 1))
 
     def _passes(self, repeats: int) -> list[Timing]:
         """Return passes over the whole model, after a first one that does not count."""

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, TuningReport
+from tvm_pipeline.calibration.stage_profile import with_stage_times
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.problem import Problem
@@ -133,6 +134,7 @@ class _ThisMachine:
         self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, strict: bool
     ) -> Profile:
         found = profile_model(backend, compiled, platform, repeats, strict)
+        found = with_stage_times(compiled, platform.devices, found)
         unsteady = filter(None, [power_modes().unsteady()])
         environment = {**found.environment, **known_devices(platform)}
         return replace(found, environment=environment, warnings=(*found.warnings, *unsteady))
