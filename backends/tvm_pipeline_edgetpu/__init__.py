@@ -1,4 +1,4 @@
-"""The backend of Coral Edge TPUs: int8 TFLite models over several of them, TFLite's CPU kernels, and other backends.
+"""The backend of Coral Edge TPUs and of TFLite: .tflite models over several of them, and over other backends.
 
 edgetpu.py      the backend: it finds devices, and chooses stand-ins for absent ones
 compiled.py     a model compiled for Edge TPUs: any slice of the file as a runnable stage
@@ -11,6 +11,7 @@ support.py      the operators that an Edge TPU takes
 versions.py     gives edgetpu_compiler the versions of operators that it knows
 compiler.py     calls Google's edgetpu_compiler
 delegate.py     finds Edge TPUs and loads libedgetpu
+external.py     finds out what a vendor's delegate of TFLite computes, and loads it
 interpreter.py  runs a file
 byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs
 byoc_relax.py   the same of Relax

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Seconds, StageArena, StageRunner
+from tvm_pipeline.backends.contract import CompiledModel, Order, Refused, Seconds, StageArena, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.errors import BundleError, PlanError, PlatformError
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
-from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE, InterpreterStage
+from tvm_pipeline_edgetpu.external import ENGINE, is_external, refused_operators
+from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, is_edge_tpu
 from tvm_pipeline_edgetpu.model import parse_for_kernels
 from tvm_pipeline_edgetpu.ordering import arena_bytes, concatenations, memory_ordered
 from tvm_pipeline_edgetpu.slicer import Slice, TfliteSlicer
@@ -55,6 +57,7 @@ class EdgeTpuModel(CompiledModel):
         self.graph = self._parsed.graph
         self._slicer = TfliteSlicer(model, self._parsed)
         self._parts = dict(parts or {})
+        self._refused: dict[str, Mapping[str, str]] = {}  # by target, operators with the reason
         self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values())
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
@@ -62,14 +65,17 @@ class EdgeTpuModel(CompiledModel):
 
         Raises:
             ModelError: the compiler or TFLite refuses the stage, with its output.
-            PlanError: they are no legal stage.
-            PlatformError: the Edge TPU or its compiler cannot be used.
+            PlanError: they are no legal stage, or the device does not compute one of them.
+            PlatformError: the Edge TPU or its compiler cannot be used, or the delegate.
         """
         part = self._slicer.slice(operators)
+        for name, reason in self._refused.get(device.target, {}).items():
+            if name in operators:
+                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
         if device.stand_in or device.target == ENGINE:
             return InterpreterStage(self._content(part), part.inputs, part.outputs, CPU, device.cores)
         try:
-            content = self._for_edge_tpu(part, operators)
+            content = self._content(part) if is_external(device.target) else self._for_edge_tpu(part, operators)
             return InterpreterStage(content, part.inputs, part.outputs, device.target, device.cores)
         except PlatformError as error:
             raise PlatformError(f"device {device.name}: {error}") from error
@@ -86,6 +92,37 @@ class EdgeTpuModel(CompiledModel):
         """Return what TFLite has for the stage; what it would be without shared bytes TFLite does not tell."""
         content = self._content(self._slicer.slice(operators))
         return StageArena(arena_bytes(content), None, *concatenations(content))
+
+    def computes(self, device: Device) -> list[str]:
+        refused = self._refused.get(device.target, {})
+        return [operator.name for operator in self.graph.operators if operator.name not in refused]
+
+    def refuse(self, refused: Refused) -> None:
+        self._refused |= refused
+
+    def try_delegate(self, target: str, trial: Trial) -> None:
+        """Leave out of `computes` what an external delegate does not compute, which a warning names.
+
+        Raises:
+            ModelError: it computes nothing.
+        """
+
+        def content(operator: str) -> bytes:
+            return self._content(self._slicer.slice([operator]))
+
+        refused = refused_operators(self.graph, content, target, trial)
+        self.refuse({target: refused})
+        if refused:
+            first, reason = next(iter(refused.items()))
+            count = f"{len(self.graph) - len(refused)} of {len(self.graph)}"
+            _log.warning(
+                f"{self.graph.name}: {target} runs {count} operators, and leaves others to other devices: {first}, "
+                f"since {reason}"
+            )
+
+    def has_operator_times(self, device: Device) -> bool:
+        """Return whether TFLite's own kernels compute the operators: a delegate computes what it takes as one."""
+        return not is_external(device.target)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), each as a stage of its own."""
@@ -186,7 +223,7 @@ def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], device
 
 def _is_compiled_for(device: Device) -> bool:
     """Return whether slices for the device go through edgetpu_compiler; for an absent one, if the compiler is here."""
-    return device.target not in (CPU, ENGINE) and (not device.stand_in or find_compiler() is not None)
+    return is_edge_tpu(device.target) and (not device.stand_in or find_compiler() is not None)
 
 
 def _digest(part: Slice) -> str:

@@ -2,7 +2,8 @@
 
 A device's `target` is its address in libedgetpu (`usb:0`, `pci:1`). If that Edge TPU is not plugged in, TFLite's CPU
 kernels stand in for it, and every output says so; `target = "cpu"` requests them. `target = "tflite"` is these kernels
-in their own right, as an engine for models that TVM refuses. Both take float models. Next: `compiled.py`.
+in their own right, as an engine for models that TVM refuses. Both take float models. `target = "tflite
+delegate=/usr/lib/libvx_delegate.so"` is what a vendor's delegate of TFLite reaches. Next: `compiled.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.engine_targets import parsed_target
+from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE
+from tvm_pipeline.errors import ModelError, PlatformError, RunError
+from tvm_pipeline_edgetpu.external import ENGINE, check_target, is_external
+from tvm_pipeline_edgetpu.interpreter import CPU, is_edge_tpu
 
 if TYPE_CHECKING:
     from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
@@ -59,6 +63,9 @@ class EdgeTpuBackend(Backend):
     engine = "TFLite"
     cuts = ("tflite",)
 
+    def __init__(self) -> None:
+        self._trial = Trial("tvm_pipeline_edgetpu.external:serve")
+
     def refuses(self, model: Model) -> str:
         if model.format != "tflite":
             return (
@@ -93,6 +100,13 @@ class EdgeTpuBackend(Backend):
             return device
         if device.target == CPU:
             return replace(device, stand_in=f"{KERNELS} (its target asks for them)")
+        if parsed_target(device.target)[0] == ENGINE:
+            check_target(device)
+            try:
+                self._trial.ask(device.target)
+            except RunError as error:
+                raise PlatformError(f"device {device.name}: {error}") from error
+            return device
         if not device.target:
             raise PlatformError(
                 f"device {device.name} does not say which Edge TPU it is; give `target`, such as usb:0 or pci:0, or "
@@ -140,12 +154,15 @@ class EdgeTpuBackend(Backend):
 
     def own_process(self, device: Device) -> bool:
         """Return True for a real Edge TPU: on a USB fault, libedgetpu calls abort() (driver/usb/usb_driver.cc)."""
-        return not device.stand_in and device.target not in (CPU, ENGINE)
+        return not device.stand_in and is_edge_tpu(device.target)
+
+    def precision(self, device: Device) -> str:
+        return "float16" if is_external(device.target) else "float32"
 
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
-        for_edge_tpus = any(device.target not in (CPU, ENGINE) for device in devices)
+        for_edge_tpus = any(is_edge_tpu(device.target) for device in devices)
         if model.format != "tflite" or for_edge_tpus or not devices:
             refused = self.refuses(model)
             if refused:
@@ -156,10 +173,12 @@ class EdgeTpuBackend(Backend):
         if for_edge_tpus:
             for reason, operators in compiled.unsupported().items():
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
+        for target in dict.fromkeys(device.target for device in devices if is_external(device.target)):
+            compiled.try_delegate(target, self._trial)
         return compiled
 
     def settle_elsewhere(self, device: Device) -> Device:
-        if device.target not in (CPU, ENGINE):
+        if is_edge_tpu(device.target):
             raise PlatformError(
                 f"device {device.name} is an Edge TPU ({device.target}) of another machine, whose stages are compiled "
                 f"where it is plugged in. Run the command there, or give it the target {ENGINE} for {KERNELS}"
@@ -183,6 +202,9 @@ class EdgeTpuBackend(Backend):
 
         models = [(model, stages) for model, stages in residents if isinstance(model, EdgeTpuModel)]
         co_compile(models, [device for device in platform.devices if device.backend == self.name])
+
+    def close(self) -> None:
+        self._trial.close()
 
     def load(self, folder: Path, devices: Sequence[Device]) -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel

@@ -1,6 +1,6 @@
-"""Run a slice: a TFLite interpreter as the runtime's StageRunner, on an Edge TPU or on TFLite's CPU kernels.
+"""Run a slice: a TFLite interpreter as the runtime's StageRunner, on an Edge TPU, another NPU, or TFLite's kernels.
 
-Next: `delegate.py`, which reaches the Edge TPU.
+Next: `delegate.py`, which reaches the Edge TPU, and `external.py`, which reaches others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline_edgetpu.delegate import check_library, load, tflite
+from tvm_pipeline_edgetpu.external import ENGINE, check_taken, is_external, load_external
 
-# These addresses are of no device: TFLite's own kernels, as a stand-in for an Edge TPU, and in their own right.
-CPU, ENGINE = "cpu", "tflite"
+# This address and ENGINE are of no device: TFLite's own kernels, as a stand-in for an Edge TPU, and in their own right.
+CPU = "cpu"
+
+
+def is_edge_tpu(target: str) -> bool:
+    """Return whether the target of a device is the address of an Edge TPU."""
+    return target not in (CPU, ENGINE) and not is_external(target)
 
 
 def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> Any:
@@ -27,23 +33,27 @@ def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> An
 
     Args:
         content: the file; for an Edge TPU the file that edgetpu_compiler made of it.
-        address: `usb:0`, `pci:1` or whatever libedgetpu calls the device; `cpu` is TFLite's CPU kernels.
+        address: `usb:0`, `pci:1` or whatever libedgetpu calls the device; `cpu` is TFLite's CPU kernels; or the target
+            of an external delegate.
         threads: the number of threads of the CPU kernels.
 
     Raises:
-        ModelError: TFLite cannot run the file, with its reason.
-        PlatformError: the Edge TPU cannot be used, or libedgetpu does not fit the installed TFLite.
+        ModelError: TFLite cannot run the file, with its reason, or an external delegate takes nothing of it.
+        PlatformError: the Edge TPU or the delegate cannot be used, or libedgetpu does not fit the installed TFLite.
     """
-    if address != CPU:
+    if is_edge_tpu(address):
         check_library(lambda: _make(content, address, threads).invoke(), address)
     return _make(content, address, threads)
 
 
 def _make(content: bytes, address: str, threads: int) -> Any:
     interpreter_of = tflite().Interpreter
-    delegates = [] if address == CPU else [load(address)]
+    external = is_external(address)
+    delegates = [] if address == CPU else [load_external(address) if external else load(address)]
     try:
         interpreter = interpreter_of(model_content=content, num_threads=threads, experimental_delegates=delegates)
+        if external:
+            check_taken(interpreter, address)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ModelError(f"TFLite cannot run a stage on {address}: {error}") from error

@@ -27,22 +27,21 @@ def libedgetpu(*defines: str) -> Path:
 
     The test is skipped where there is no C compiler.
     """
-    needs("C compiler")
-    compiler = shutil.which("cc") or str(shutil.which("gcc"))
     library = Path(_FOLDER.name) / "-".join(("built", *defines)) / "libedgetpu.so.1"
     library.parent.mkdir()
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O1",
-        "-Wl,-soname,libedgetpu.so.1",
-        *(f"-D{name}" for name in defines),
-        "-o",
-        library,
-        _HERE / "libedgetpu.c",
-    ]
-    subprocess.run(command, check=True)
+    return _built("libedgetpu.c", library, "-Wl,-soname,libedgetpu.so.1", *(f"-D{name}" for name in defines))
+
+
+@cache
+def external_delegate() -> Path:
+    """Return the library of an external delegate of TFLite, which delegate.c explains; skip as above."""
+    return _built("delegate.c", Path(_FOLDER.name) / "libfake_npu.so")
+
+
+def _built(source: str, library: Path, *options: str) -> Path:
+    needs("C compiler")
+    compiler = shutil.which("cc") or str(shutil.which("gcc"))
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", *options, "-o", library, _HERE / source], check=True)
     return library
 
 
