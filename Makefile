@@ -28,8 +28,9 @@ QUICK := -m 'not thorough' --hypothesis-profile quick
 # The stamp is made anew when the dependencies change; the project itself is installed in place.
 $(VENV)/.stamp: PARTS := .[$(TVM),video,plot,edgetpu,onnxruntime,openvino,watch,dev]
 $(VENV)/.stamp: pyproject.toml
-	@$(PYTHON) .ci/needs.py $(VENV) --registry
+	@$(PYTHON) .ci/needs.py $(VENV) --new
 	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/needs.py $(VENV) --registry $(if $(filter relax,$(TVM)),apache-tvm,xtc-tvm-python-bindings)
 	$(INSTALL)
 	touch $@
 

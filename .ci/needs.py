@@ -1,9 +1,10 @@
 """Say what `make demo` and `make test` need and this machine lacks, before they start.
 
-    python3 .ci/needs.py FOLDER [--registry]
+    python3 .ci/needs.py FOLDER [--new | --registry PACKAGE]
 
-FOLDER is where the environment is, or will be. `--registry` asks a package registry, too. If something is missing, the
-script prints one line and ends with status 1. It runs on any Python 3, since it checks the version, too.
+FOLDER is where the environment is, or with `--new` will be. `--registry` asks whether pip of this Python finds a
+package that the environment needs. If something is missing, the script prints one line and ends with status 1. It runs
+on any Python 3, since it checks the version, too.
 """
 
 import importlib.util
@@ -57,30 +58,35 @@ def full_disk(folder, need_bytes):
     )
 
 
-def no_registry():
-    """Return what is wrong if pip, as it is set up here, reaches no package registry, else an empty string."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet"]
+def no_registry(package):
+    """Return what is wrong if pip, as it is set up here, finds a package in no registry, else an empty string."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check"]
     ask = subprocess.run(
-        [*command, "--disable-pip-version-check", "--retries", "0", "--timeout", "10", "msgspec"],
+        [*command, "--retries", "0", "--timeout", "10", package],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=False,
     )
     if ask.returncode == 0:
         return ""
-    return "pip reaches no package registry; connect this machine to a network, or name an index by PIP_INDEX_URL"
+    return (
+        f"pip reaches no package registry that has {package}; connect this machine to a network, or name an index by "
+        "PIP_INDEX_URL"
+    )
 
 
 def main():
-    folder, asks_registry = sys.argv[1], "--registry" in sys.argv[2:]
-    missing = (
-        wrong_python(sys.version_info)
-        or (asks_registry and no_venv())
-        or no_compiler()
-        or full_disk(folder, ENVIRONMENT_BYTES if asks_registry else WORKING_BYTES)
-        or full_disk(tempfile.gettempdir(), WORKING_BYTES)
-        or (asks_registry and no_registry())
-    )
+    folder, is_new = sys.argv[1], sys.argv[2:] == ["--new"]
+    if sys.argv[2:3] == ["--registry"]:
+        missing = no_registry(sys.argv[3])
+    else:
+        missing = (
+            wrong_python(sys.version_info)
+            or (is_new and no_venv())
+            or no_compiler()
+            or full_disk(folder, ENVIRONMENT_BYTES if is_new else WORKING_BYTES)
+            or full_disk(tempfile.gettempdir(), WORKING_BYTES)
+        )
     if missing:
         sys.exit("tvm-pipeline: " + missing)
 

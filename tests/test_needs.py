@@ -54,10 +54,10 @@ def test_no_compiler(tmp_path: Path) -> None:
     assert "no C compiler" in missing(tmp_path, PATH=str(tmp_path), CXX="")
 
 
-def test_no_registry(tmp_path: Path) -> None:
+def test_no_registry_that_has_a_package(tmp_path: Path) -> None:
     nothing = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    said = missing(tmp_path, "--registry", PIP_INDEX_URL="http://127.0.0.1:9/simple", **nothing)
-    assert "pip reaches no package registry" in said
+    said = missing(tmp_path, "--registry", "uv", PIP_INDEX_URL="http://127.0.0.1:9/simple", **nothing)
+    assert "pip reaches no package registry that has uv" in said
     assert "PIP_INDEX_URL" in said
 
 
