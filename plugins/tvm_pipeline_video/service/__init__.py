@@ -16,6 +16,7 @@ result_lines.py     what was found in a frame as a line of JSON, and its schema
 log_files.py        files of JSON lines that several runs append to, and the numbers of segments
 result_files.py     the files that lines and a video go to, in segments where requested
 mqtt_results.py     lines as messages to an MQTT broker
+home_assistant.py   sources as devices of Home Assistant, at that broker
 control.py          a file that says what a running process plans for
 supervisor.py       a parent that starts the run again after a crash
 door.py             the host work around a model, for `compile` and `bench` of the engine

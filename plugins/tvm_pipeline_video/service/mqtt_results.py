@@ -97,6 +97,35 @@ def parse_broker(address: str) -> Broker:
     return Broker(name, host, port or SCHEMES[scheme], scheme == "mqtts", user or None, password, topic)
 
 
+def client_of(broker: Broker) -> Client:
+    """Return a client with the broker's user and TLS, which is not connected yet, and then connects again and again.
+
+    Raises:
+        OptionError: the certificate of this user, which the environment names, cannot be used.
+        PipelineError: the extra `mqtt` is not installed.
+    """
+    try:
+        from paho.mqtt.client import Client, MQTTv5
+        from paho.mqtt.enums import CallbackAPIVersion
+    except ImportError as error:
+        raise PipelineError(
+            f"`results` {broker.name} needs an extra: pip install 'tvm-pipeline[mqtt]' ({error})"
+        ) from error
+    client = Client(CallbackAPIVersion.VERSION2, f"tvm-pipeline-{secrets.token_hex(8)}", protocol=MQTTv5)
+    client.reconnect_delay_set(*RETRY_S)
+    if broker.user is not None:
+        client.username_pw_set(broker.user, broker.password)
+    if broker.tls:
+        own = os.environ.get(CERTIFICATE) or None
+        try:
+            client.tls_set(certfile=own)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise OptionError(
+                f"{CERTIFICATE} {own}: {error}; name a PEM file with a certificate and its key", option="results"
+            ) from error
+    return client
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
     topic: str
@@ -135,6 +164,8 @@ class MqttResults:
         self._proven: set[str] = set()  # topics that the broker lets this user publish to
         self._publisher = threading.Thread(target=self._publish, name=f"publisher {broker.name}", daemon=True)
         self._client = self._made()
+        if broker.password and not broker.tls and broker.host not in ("localhost", "127.0.0.1", "::1"):
+            _log.warning(f"{broker.name}: the password crosses the network as it is, for all to read; use mqtts://")
 
     def __enter__(self) -> MqttResults:
         broker = self._broker
@@ -314,35 +345,10 @@ class MqttResults:
 
     # The client's thread.
 
-    def _secure(self, client: Client) -> None:
-        """Make a client speak TLS, with the certificate of this user where the environment names its file."""
-        own = os.environ.get(CERTIFICATE) or None
-        try:
-            client.tls_set(certfile=own)
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise OptionError(
-                f"{CERTIFICATE} {own}: {error}; name a PEM file with a certificate and its key", option="results"
-            ) from error
-
     def _made(self) -> Client:
         """Return a client in a session of its own, which is not connected yet."""
-        try:
-            from paho.mqtt.client import Client, MQTTv5
-            from paho.mqtt.enums import CallbackAPIVersion
-        except ImportError as error:
-            raise PipelineError(
-                f"`results` {self._broker.name} needs an extra: pip install 'tvm-pipeline[mqtt]' ({error})"
-            ) from error
-        broker = self._broker
-        client = Client(CallbackAPIVersion.VERSION2, f"tvm-pipeline-{secrets.token_hex(8)}", protocol=MQTTv5)
+        client = client_of(self._broker)
         client.max_inflight_messages_set(WINDOW)
-        client.reconnect_delay_set(*RETRY_S)
-        if broker.user is not None:
-            client.username_pw_set(broker.user, broker.password)
-        if broker.tls:
-            self._secure(client)
-        elif broker.password and broker.host not in ("localhost", "127.0.0.1", "::1"):
-            _log.warning(f"{broker.name}: the password crosses the network as it is, for all to read; use mqtts://")
         tell, began = self._news.put, False
 
         def on_connect(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import kept_on_disk
 from tvm_pipeline_video.errors import VideoError
+from tvm_pipeline_video.service.home_assistant import HomeAssistant
 from tvm_pipeline_video.service.log_files import appending, segment_numbers, segment_path
 from tvm_pipeline_video.service.mqtt_results import MqttResults, is_broker, parse_broker
 from tvm_pipeline_video.service.result_lines import ResultLine
@@ -56,11 +57,14 @@ class ResultFiles:
         self.lines: JsonLines | None = None
         self.video: VideoFile | None = None
         self._broker: MqttResults | None = None
+        self._devices: HomeAssistant | None = None
         self._results, self._output, self._segment_s = settings.results, settings.output, settings.segment
         if self._results and is_broker(self._results):
             # A write that waits must end before the watchdog takes its stage for a failed one.
             patience_s = min(MOST_PATIENCE_S, WATCHDOG_SHARE * settings.watchdog)
-            self._broker = MqttResults(parse_broker(self._results), patience_s=patience_s)
+            broker = parse_broker(self._results)
+            self._broker = MqttResults(broker, patience_s=patience_s)
+            self._devices = HomeAssistant(broker) if settings.home_assistant else None
             self._results = None
         self._fps, self._keeps = fps, keeps
         self._overlay = Overlay() if settings.overlay else None
@@ -83,6 +87,8 @@ class ResultFiles:
         with ExitStack() as stack:
             if self._broker:
                 stack.enter_context(self._broker)
+            if self._devices:
+                stack.enter_context(self._devices)
             self._open()
             self._outer = stack.pop_all()
         return self
@@ -122,6 +128,8 @@ class ResultFiles:
                 figures = self._overlay(line.latency_s) if self._overlay else ""
                 picture = draw(seen.frame.image, seen.annotations, figures)
             self.video.write(picture)
+        if self._devices:
+            self._devices.see(line, label)
         if self._broker:
             self._broker.write(json_line(line), label, written)
         else:

@@ -131,6 +131,12 @@ class Settings:
         "device did.",
         panel="Output",
     )
+    home_assistant: bool = setting(
+        False,
+        "With `results` of a broker: each source becomes a device of Home Assistant there, with what was found, how "
+        "many, its rate and its latency.",
+        panel="Output",
+    )
     overlay: bool = setting(
         False, "Draw the frame rate and the latency of the moment into the video of `output`.", panel="Output"
     )
@@ -305,6 +311,11 @@ class Settings:
             raise _refusal("output", self.output, f"a video needs one of the extensions {', '.join(VIDEO_EXTENSIONS)}")
         if self.results and is_broker(self.results):
             parse_broker(self.results)
+        elif self.home_assistant:
+            raise OptionError(
+                "`home_assistant` needs `results` of a broker, such as mqtt://localhost/cameras",
+                option="home_assistant",
+            )
         if self.output and len(self.source) > 1:
             raise OptionError(
                 "`output` is a video of one source; of several, write `results`, or run one for each", option="output"
