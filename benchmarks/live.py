@@ -2,6 +2,7 @@
 
     python benchmarks/live.py                 # all five parts, about 25 minutes
     python benchmarks/live.py --only switches # one of gaps, switches, failures, watching, calm
+    python benchmarks/live.py --engines tvm,openvino,onnxruntime   # 200 switches and 60 failures between these
     python benchmarks/live.py --short         # a little of each, for CI
 
 1. gaps: the longest time between two results around a switch, over the frame period of the slower of the two plans.
@@ -34,7 +35,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, make_tiny_rig, random_plan
+from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, make_rig_of_engines, make_tiny_rig, random_plan
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import describe
@@ -278,13 +279,17 @@ def main() -> None:
     parser.add_argument("--only", choices=parts, help="one part")
     parser.add_argument("--calm", type=float, default=10.0, metavar="MINUTES", help="of the last part")
     parser.add_argument("--short", action="store_true", help="a little of each, with a tiny network, for CI")
+    parser.add_argument("--engines", help="devices of these engines on each core; parts 2 and 3 alone")
     arguments = parser.parse_args()
+    few, draw = arguments.short, random.Random(0)
+    if arguments.engines:
+        rig = make_rig_of_engines(32 if few else SMALL_SIDE, arguments.engines)
+        right = [switches(rig, 10 if few else 200, draw), failures(rig, 2 if few else 60, draw)]
+        sys.exit(not all(right))
     chosen = [arguments.only] if arguments.only else parts
-    few = arguments.short
 
     orders, theirs = multiprocessing.Pipe()
     multiprocessing.get_context("fork").Process(target=scrape, args=(theirs,), daemon=True).start()
-    draw = random.Random(0)
     small = make_tiny_rig() if few else make_rig(SMALL_SIDE) if {"switches", "failures"} & {*chosen} else None
     usual = small if few else make_rig(USUAL_SIDE) if {"gaps", "watching", "calm"} & {*chosen} else None
     todo: dict[str, Callable[[], bool]] = {

@@ -23,13 +23,17 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from networks import load_lively
+from peers import network_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Device, Problem
+from tvm_pipeline.backends.closeness import CUT_FACTOR, TOLERANCE
 from tvm_pipeline.backends.contract import Array, CompiledModel, Delegating, StageRunner
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
@@ -38,6 +42,7 @@ from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measu
 
 FRAMES = 7  # a prime, so that no pattern of plans or slots is in step with them
 USUAL_SIDE = 224
+ENGINES_TOLERANCE = CUT_FACTOR * TOLERANCE  # what the outputs of two engines may differ by, see docs/engines.md
 
 Answer = Mapping[str, Array]
 
@@ -122,19 +127,27 @@ def make_rig(side: int) -> Rig:
     return rig_of(compile_source("squeezenet", shapes), REPEATS)
 
 
+def make_rig_of_engines(side: int, engines: str) -> Rig:
+    """Return the same rig with devices of several engines on each core, which round differently."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = network_file(load_lively(f"squeezenet@{side}"), Path(folder))
+        return rig_of(compile_source(path, engines=engines), 8, ENGINES_TOLERANCE)
+
+
 def make_tiny_rig() -> Rig:
     """Return the rig of a network of three convolutions, which two lanes of CI hardly slow, measured in few passes."""
     with tempfile.TemporaryDirectory() as folder:
         return rig_of(compile_source(write_picture_net(Path(folder) / "net.onnx")), 4)
 
 
-def rig_of(made: Compiled, repeats: int) -> Rig:
+def rig_of(made: Compiled, repeats: int, tolerance: float = 0.0) -> Rig:
     compiled, platform = made.compiled, made.platform
     (tensor,) = compiled.graph.inputs
     draw = np.random.default_rng(0)
     frames = [draw.standard_normal(tensor.shape).astype(tensor.dtype) for _ in range(FRAMES)]
     problem = Problem(compiled.graph, platform, measured_profile(made, repeats=repeats))
-    return Rig(Breakable(compiled), problem, frames, unsplit(compiled, platform.devices[0], frames))
+    answers = unsplit(compiled, platform.devices[0], frames, tolerance)
+    return Rig(Breakable(compiled), problem, frames, answers, tolerance)
 
 
 def unsplit(compiled: CompiledModel, device: Device, frames: Sequence[Array], tolerance: float = 0.0) -> list[Answer]:
@@ -173,7 +186,8 @@ def random_plan(problem: Problem, draw: random.Random) -> Plan:
     """Return one device, the whole network on each single core and GPU, or two stages of these cut anywhere."""
     names = [operator.name for operator in problem.graph.operators]
     devices = [device.name for device in problem.platform.devices]
-    cores = [device.name for device in problem.platform.devices if len(device.cores) <= 1]
+    groups = list(disjoint_sets([device for device in problem.platform.devices if len(device.cores) <= 1]))
+    cores = [device.name for device in draw.choice(groups)] if groups else []
     kind = draw.randrange(3) if len(cores) > 1 else 0
     if kind == 0:
         stages = [Stage((draw.choice(devices),), tuple(names))]
