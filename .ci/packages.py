@@ -140,6 +140,8 @@ def check_video(env: Environment) -> None:
         "    assert [frame.image.shape for frame in source] == [(32, 48, 3)]"
     )
     needs(env, "frigate", "serve", "model.tar", "--frigate", "ipc:///tmp/frigate")
+    needs(env, "kserve", "serve", "model.tar", "--http", "8000")
+    needs(env, "kserve", "serve", "model.tar", "--grpc", "8001")
 
 
 def check_plot(env: Environment) -> None:
@@ -155,7 +157,7 @@ def check_watch(env: Environment) -> None:
 def check_clients(env: Environment) -> None:
     """Each of these extras is one library, which the others do not bring."""
     env.python("import paho.mqtt.client, paho.mqtt.enums, paho.mqtt.packettypes, paho.mqtt.properties")
-    env.python("import zmq, mlperf_loadgen\nfrom jtop import jtop")
+    env.python("import zmq, mlperf_loadgen, starlette, uvicorn, tritonclient.grpc\nfrom jtop import jtop")
 
 
 def check_cuda(env: Environment, version: int = 12) -> None:
@@ -199,7 +201,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
-    "mqtt,frigate,loadgen,jetson": check_clients,
+    "mqtt,frigate,kserve,loadgen,jetson": check_clients,
     "cuda": check_cuda,
     "relax-cuda": lambda env: check_cuda(env, 13),
     "edgetpu": check_edgetpu,

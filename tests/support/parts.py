@@ -81,6 +81,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "matplotlib": (_module("matplotlib"), "pip install '.[plot]'"),
     "prometheus_client": (_module("prometheus_client"), "pip install '.[watch]'"),
     "paho-mqtt": (_module("paho.mqtt.client"), "pip install '.[mqtt]'"),
+    "tritonclient": (_module("geventhttpclient"), "pip install '.[kserve]' 'tritonclient[http]'"),
     "zmq": (_module("zmq"), "pip install '.[frigate]'"),
     "griffe": (_module("griffe"), "pip install '.[docs]'"),
     "ray": (_module("ray"), "pip install '.[fleet]'"),

@@ -1,4 +1,4 @@
-"""`tvm-pipeline serve`: a running pipeline answers other programs; today Frigate, which asks for detections."""
+"""`tvm-pipeline serve`: a running pipeline answers other programs: Frigate, or clients of an inference server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from tvm_pipeline.cli.output import say, steps_to
 from tvm_pipeline.core.plan import describe
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 
@@ -24,7 +25,24 @@ def command(
             help="Where Frigate's detectors of type zmq connect to: ipc:///PATH or tcp://ADDRESS:PORT. Each endpoint "
             "keeps one picture in the pipeline, so give as many as there are devices to keep busy.",
         ),
-    ],
+    ] = [],  # noqa: B006 - typer copies it
+    http: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS:PORT",
+            help="Where clients of the Open Inference Protocol (KServe, Triton) send arrays by HTTP, such as 8000.",
+        ),
+    ] = "",
+    grpc: Annotated[
+        str, typer.Option(metavar="ADDRESS:PORT", help="The same by gRPC, such as 8001; beside --http or alone.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option(help="By which clients ask for the model; without it, the name of its file.")
+    ] = "",
+    token: Annotated[
+        str,
+        typer.Option(envvar="TVM_PIPELINE_TOKEN", help="The token that clients of --http and --grpc must send."),
+    ] = "",
     decoder: Annotated[
         str, typer.Option(help="What reads boxes from the outputs, by name, where it is not recognised: yolov8, ssd.")
     ] = "",
@@ -35,24 +53,39 @@ def command(
         bool,
         typer.Option(
             "--allow-others",
-            help="Listen also where other machines reach the port. There is no authentication: whoever reaches it has "
-            "pictures analysed here.",
+            help="Listen also where other machines reach the port. Frigate has no authentication: whoever reaches it "
+            "has pictures analysed here. --http and --grpc need a token then.",
         ),
     ] = False,
 ) -> None:
-    """Serve a detector to Frigate over its ZMQ protocol, until Ctrl-C: all cameras share one pipeline.
+    """Serve a model until Ctrl-C: a detector to Frigate over its ZMQ protocol, or any to Triton's clients.
 
-    A device that fails is left out, as long as there are others. A model file is planned for the latency of a picture
-    if there is one endpoint, and for throughput otherwise; `compile` offers more choices.
+    All clients share one pipeline. A device that fails is left out, as long as there are others. A model file is
+    planned for the latency of a picture if there is one endpoint of Frigate, and for throughput otherwise; `compile`
+    offers more choices.
 
     Example: tvm-pipeline serve yolov9.tar --frigate ipc:///run/frigate/a --frigate ipc:///run/frigate/b
+    Example: tvm-pipeline serve model.onnx --http 8000 --grpc 8001
     """
-    from tvm_pipeline_video.service.frigate import interpretation, serve
+    if bool(frigate) == bool(http or grpc):
+        raise OptionError("give `frigate`, or `http` or `grpc`, and not both kinds: a pipeline serves one kind")
+    # What is not installed is told before a model is compiled.
+    if frigate:
+        from tvm_pipeline_video.service.frigate import interpretation, serve
+    if http:
+        import tvm_pipeline_video.service.inference_http
+    if grpc:
+        import tvm_pipeline_video.service.inference_grpc  # noqa: F401
+    from tvm_pipeline_video.service.inference import InferenceModel, address_of, serving
     from tvm_pipeline_video.service.listener import Listener
     from tvm_pipeline_video.service.model_bundle import is_model, opened_model, settings_beside
     from tvm_pipeline_video.service.running_model import plan_alone
     from tvm_pipeline_video.service.settings import Settings
 
+    web, rpc = (
+        address_of(option, text, token, allow_others=allow_others) if text else None
+        for option, text in (("http", http), ("grpc", grpc))
+    )
     settings = Settings(
         [model],
         decoder=[decoder] if decoder else [],
@@ -62,13 +95,22 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(steps_to(say))
         _, bundle = stack.enter_context(opened_model(model, settings, Listener()))
-        found = interpretation(bundle, decoder, preprocessing or settings_beside(model))
+        found = None
+        if frigate:
+            found = interpretation(bundle, decoder, preprocessing or settings_beside(model))
         planned = plan_alone(settings, bundle)
-        for line in (*found.said, f"plan: {describe(planned.plan)}"):
+        for line in (*(found.said if found else ()), f"plan: {describe(planned.plan)}"):
             say(line)
         stages, making_s = planned.plan.stages, making_limit_s(bundle.compiled.graph, settings.watchdog)
         compiled = stack.enter_context(isolated(bundle.compiled, bundle.platform, stages, making_s, every=False))
-        pipeline = LivePipeline(
-            compiled, planned.problem, planned.plan, watchdog_s=settings.watchdog, making_s=making_s
+        pipeline = stack.enter_context(
+            LivePipeline(compiled, planned.problem, planned.plan, watchdog_s=settings.watchdog, making_s=making_s)
         )
-        serve(stack.enter_context(pipeline), found, frigate, model=str(model), allow_others=allow_others)
+        if found:
+            serve(pipeline, found, frigate, model=str(model), allow_others=allow_others)
+            return
+        served = InferenceModel(pipeline, compiled.graph, name or model.name.partition(".")[0])
+        served.warm()
+        with serving(served, web, rpc, token):
+            say(f"{served.name} is served; Ctrl-C ends it")
+            served.run()

@@ -21,5 +21,8 @@ control.py          a file that says what a running process plans for
 supervisor.py       a parent that starts the run again after a crash
 door.py             the host work around a model, for `compile` and `bench` of the engine
 frigate.py          detections for Frigate, over ZeroMQ
+inference.py        a running pipeline as a model of the Open Inference Protocol
+inference_http.py   that protocol over HTTP
+inference_grpc.py   that protocol over gRPC
 video_extra.py      the parts of the video room that a service needs
 """

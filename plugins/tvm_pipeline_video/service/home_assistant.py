@@ -120,7 +120,7 @@ class Camera:
         """Take the labels of a retained discovery message; one that is not ours changes nothing."""
         try:
             parts = msgspec.json.decode(config, type=_Retained).components
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return
         for name, part in parts.items():
             if name.endswith("_found"):

@@ -1,0 +1,250 @@
+"""The Open Inference Protocol over HTTP, with Triton's extension for binary tensors, by starlette and uvicorn.
+
+Sources: https://github.com/kserve/open-inference-protocol, and docs/protocol/extension_binary_data.md and
+extension_statistics.md of https://github.com/triton-inference-server/server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_pipeline import PipelineError
+from tvm_pipeline_video.service.inference import (
+    DATATYPES,
+    VERSION,
+    InferenceModel,
+    RequestError,
+    about_server,
+    dtype_of,
+)
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise PipelineError(f"`http` needs an extra: pip install 'tvm-pipeline[kserve]' ({error})") from error
+
+LENGTH = "Inference-Header-Content-Length"  # bytes of JSON before those of tensors
+JSON_FACTOR, SLACK = 32, 1 << 16  # a number may take so many bytes in JSON; and what else a request has
+
+
+class Parameters(msgspec.Struct):
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+    binary_data_output: bool | None = None
+
+
+class RequestInput(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: Parameters = msgspec.field(default_factory=Parameters)
+    data: list[Any] | None = None
+
+
+class RequestOutput(msgspec.Struct):
+    name: str
+    parameters: Parameters = msgspec.field(default_factory=Parameters)
+
+
+class InferRequest(msgspec.Struct):
+    inputs: list[RequestInput]
+    id: str = ""
+    outputs: list[RequestOutput] = msgspec.field(default_factory=list)
+    parameters: Parameters = msgspec.field(default_factory=Parameters)
+
+
+def application(model: InferenceModel, token: str = "") -> Starlette:
+    """Return the web application; with a token it answers only requests that carry it (`Authorization: Bearer`)."""
+
+    async def live(_: Request) -> Response:
+        return Response(status_code=200)
+
+    async def ready(_: Request) -> Response:
+        return Response(status_code=200 if model.is_ready else 503)
+
+    async def server(_: Request) -> Response:
+        return _json(about_server())
+
+    async def metadata(request: Request) -> Response:
+        _check_path(model, request)
+        return _json(model.metadata())
+
+    async def model_ready(request: Request) -> Response:
+        _check_path(model, request)
+        return await ready(request)
+
+    async def statistics(request: Request) -> Response:
+        if "name" in request.path_params:
+            _check_path(model, request)
+        return _json(statistics_of(model))
+
+    async def infer(request: Request) -> Response:
+        _check_path(model, request)
+        body = await _body(request, most_bytes(model))
+        return await run_in_threadpool(answered, model, body, request.headers.get(LENGTH))
+
+    def failed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return _json({"error": str(error)}, error.status)
+
+    of_model = [
+        Route(f"/v2/models/{{name}}{version}{path}", endpoint, methods=[method])
+        for version in ("", "/versions/{version}")
+        for path, endpoint, method in (
+            ("", metadata, "GET"),
+            ("/ready", model_ready, "GET"),
+            ("/stats", statistics, "GET"),
+            ("/infer", infer, "POST"),
+        )
+    ]
+    routes = [
+        Route("/v2", server),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        Route("/v2/models/stats", statistics),
+        *of_model,
+    ]
+    made = Starlette(routes=routes, exception_handlers={RequestError: failed})
+    if token:
+        made.add_middleware(_Token, token=token)
+    return made
+
+
+class _Token:
+    """Answers 401 without the token."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self._wanted = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        import hmac
+
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "http" and not hmac.compare_digest(given, self._wanted):
+            await _json({"error": "give the token: Authorization: Bearer TOKEN"}, 401)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def server_of(model: InferenceModel, token: str = "") -> uvicorn.Server:
+    """Return a server; its `run(sockets=[...])` blocks until its `should_exit` is set."""
+    config = uvicorn.Config(
+        application(model, token), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=60
+    )
+    return uvicorn.Server(config)
+
+
+def most_bytes(model: InferenceModel) -> int:
+    """Return how many bytes a request may have: its arrays in JSON, and some more."""
+    return JSON_FACTOR * sum(int(np.prod(tensor.shape)) for tensor in model.graph.inputs) + SLACK
+
+
+def answered(model: InferenceModel, body: bytes, header_length: str | None) -> Response:
+    """Return the answer to the body of a request for inference."""
+    length = len(body)
+    if header_length is not None:
+        if not header_length.isdecimal() or int(header_length) > length:
+            raise RequestError(f"{LENGTH} is {header_length[:20]!r}, and the request has {length} bytes")
+        length = int(header_length)
+    try:
+        asked = msgspec.json.decode(body[:length], type=InferRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the request is no JSON of the protocol: {error}") from error
+    inputs = _arrays(asked.inputs, memoryview(body)[length:])
+    found = model.infer(inputs, [output.name for output in asked.outputs])
+    binary = {output.name: output.parameters.binary_data for output in asked.outputs}
+    return _answer(model, asked, found, binary)
+
+
+def _answer(
+    model: InferenceModel,
+    asked: InferRequest,
+    found: Mapping[str, NDArray[Any]],
+    binary: Mapping[str, bool | None],
+) -> Response:
+    outputs, tail = [], []
+    for name, array in found.items():
+        one: dict[str, Any] = {"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
+        is_binary = binary.get(name)
+        if asked.parameters.binary_data_output if is_binary is None else is_binary:
+            content = array.tobytes()
+            one["parameters"] = {"binary_data_size": len(content)}
+            tail.append(content)
+        else:
+            one["data"] = array.ravel().tolist()
+        outputs.append(one)
+    answer: dict[str, Any] = {"model_name": model.name, "model_version": VERSION, "outputs": outputs}
+    if asked.id:
+        answer["id"] = asked.id
+    head = msgspec.json.encode(answer)
+    if not tail:
+        return Response(head, media_type="application/json")
+    return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={LENGTH: str(len(head))})
+
+
+def _arrays(inputs: Sequence[RequestInput], tail: memoryview) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a request, those in JSON and those behind it."""
+    found: dict[str, NDArray[Any]] = {}
+    taken = 0
+    for one in inputs:
+        dtype = dtype_of(one.name, one.datatype, one.shape, found)
+        size = one.parameters.binary_data_size
+        try:
+            if size is None:
+                array = np.array(one.data, dtype).reshape(one.shape)
+            else:
+                if size < 0 or taken + size > len(tail):
+                    raise ValueError(f"{size} bytes are not there")
+                array = np.frombuffer(tail[taken : taken + size], dtype).reshape(one.shape)
+                taken += size
+        except (ValueError, TypeError, OverflowError) as error:
+            raise RequestError(f"input {one.name[:100]}: {error}") from error
+        found[one.name] = array
+    if taken != len(tail):
+        raise RequestError(f"{len(tail) - taken} bytes behind the tensors belong to none")
+    return found
+
+
+def statistics_of(model: InferenceModel) -> dict[str, Any]:
+    found = model.statistics
+    return {
+        "model_stats": [
+            {
+                "name": model.name,
+                "version": VERSION,
+                "last_inference": round(found.last_s * 1e3),
+                "inference_count": found.success,
+                "execution_count": found.success,
+                "inference_stats": found.durations(),
+                "batch_stats": [],
+            }
+        ]
+    }
+
+
+def _check_path(model: InferenceModel, request: Request) -> None:
+    model.check_name(request.path_params["name"], request.path_params.get("version", ""))
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise RequestError(f"the request has more than {most} bytes", 413)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
