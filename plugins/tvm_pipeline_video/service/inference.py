@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,15 +128,15 @@ class InferenceModel:
         try:
             names = self._checked(inputs, wanted)
             self.pipeline.submit(inputs, PATIENCE_S, tag=future)
-            outputs, inside_s = future.result(PATIENCE_S)
-        except (PipelineError, TimeoutError) as error:
+            if not wait([future], PATIENCE_S).done:
+                raise RequestError(f"{self.name} has not answered in {PATIENCE_S:g} s", 503)
+            outputs, inside_s = future.result()
+        except RequestError:
             self._count(began_s, None)
-            if isinstance(error, RequestError):
-                raise
+            raise
+        except PipelineError as error:
+            self._count(began_s, None)
             raise RequestError(f"{self.name} does not answer: {error}", 503) from error
-        except BaseException:  # the future was cancelled
-            self._count(began_s, None)
-            raise RequestError(f"{self.name} is being stopped", 503) from None
         finally:
             with self._lock:
                 self._inside.discard(future)
@@ -149,14 +149,15 @@ class InferenceModel:
             with suppress(PipelineClosedError):
                 for result in self.pipeline.results():
                     outputs = {name: array.copy() for name, array in result.outputs.items()}
-                    with suppress(Exception):  # nobody waits any more
+                    with suppress(InvalidStateError):  # nobody waits any more
                         result.tag.set_result((outputs, result.latency_s))
         finally:
             self.pipeline.stop()
             with self._lock:
                 waiting = list(self._inside)
             for future in waiting:
-                future.cancel()
+                with suppress(InvalidStateError):
+                    future.set_exception(RequestError(f"{self.name} does not answer: it is being stopped", 503))
 
     def warm(self) -> None:
         """Run a frame of zeros: the first one takes long."""

@@ -189,7 +189,7 @@ def test_a_pipeline_that_fails_lets_its_clients_go() -> None:
         web.InferenceServerClient(http) as client,
     ):
         check(client.infer("net", inputs_for(web, arrays())))
-        with pytest.raises(InferenceServerException, match=r"net is being stopped|net does not answer"):
+        with pytest.raises(InferenceServerException, match="net does not answer: "):
             client.infer("net", inputs_for(web, arrays()))
         assert not client.is_server_ready()
         assert model.statistics.fail == 1
