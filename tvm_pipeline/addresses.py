@@ -1,4 +1,4 @@
-"""Addresses: what messages and files may show of those of cameras and brokers, and whether others reach a listener.
+"""Addresses: what messages and files may show of those of cameras and brokers, and who reaches a listener.
 
 The password of a camera stands before the host, in the query, in the path, or where a recorder's maker invented. So
 `shown` does not look for secrets: it keeps what is known to be none.
@@ -9,8 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 
 HIDDEN = "***"
+# The Host of a request that names no site: `uri-host [ ":" port ]` of RFC 9110, without user, zone and escapes.
+_HOST = re.compile(r"(?:(?i:localhost)|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-fA-F:.]+)\])(?::(?P<port>[0-9]{0,5}))?")
 _LONGEST = 32  # characters of a part of a path; keys and signatures are often longer
 _VALUE = re.compile(r"[\w.x:-]{1,16}")
 # What cameras, recorders and players ask for, which is the difference between two streams of one host.
@@ -113,3 +116,24 @@ def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a name or number; raise OSError where there is no such host."""
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return all(ipaddress.ip_address(str(where[4][0]).partition("%")[0]).is_loopback for where in found)
+
+
+def names_an_address(hosts: Sequence[str]) -> bool:
+    """Return whether the Host of an HTTP request is an IP address or localhost, with or without a port, or absent.
+
+    A page of another site may have its own name resolve to this machine, and so use a server here (DNS rebinding); its
+    requests still carry the name.
+    """
+    if not hosts:
+        return True
+    found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if not found or int(found["port"] or 0) >= 1 << 16:
+        return False
+    try:
+        if found["v4"]:
+            ipaddress.IPv4Address(found["v4"])
+        if found["v6"]:
+            ipaddress.IPv6Address(found["v6"])
+    except ValueError:
+        return False
+    return True

@@ -6,6 +6,8 @@ extension_statistics.md of https://github.com/triton-inference-server/server.
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline import PipelineError
+from tvm_pipeline.addresses import names_an_address
 from tvm_pipeline_video.service.inference import (
     DATATYPES,
+    PATIENCE_S,
     VERSION,
     InferenceModel,
     RequestError,
@@ -27,6 +31,7 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
+    from starlette.datastructures import Headers
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
@@ -115,25 +120,25 @@ def application(model: InferenceModel, token: str = "") -> Starlette:
         *of_model,
     ]
     made = Starlette(routes=routes, exception_handlers={RequestError: failed})
-    if token:
-        made.add_middleware(_Token, token=token)
+    made.add_middleware(_Door, token=token)
     return made
 
 
-class _Token:
-    """Answers 401 without the token."""
+class _Door:
+    """Refuses requests without the token, or without one those that name a site (see `names_an_address`)."""
 
     def __init__(self, app: Any, token: str) -> None:
-        self._app, self._wanted = app, f"Bearer {token}".encode()
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        import hmac
-
-        given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "http" and not hmac.compare_digest(given, self._wanted):
-            await _json({"error": "give the token: Authorization: Bearer TOKEN"}, 401)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        wanted, given = f"Bearer {self._token}".encode(), headers.get("authorization", "").encode()
+        refusal = None
+        if self._token and not hmac.compare_digest(given, wanted):
+            refusal = _json({"error": "give the token: Authorization: Bearer TOKEN"}, 401)
+        elif not self._token and not names_an_address(headers.getlist("host")):
+            refusal = _json({"error": "ask for this server by its address or as localhost, or give it a token"}, 403)
+        await (refusal or self._app)(scope, receive, send)
 
 
 def server_of(model: InferenceModel, token: str = "") -> uvicorn.Server:
@@ -237,13 +242,21 @@ def _check_path(model: InferenceModel, request: Request) -> None:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise RequestError(f"the request has more than {most} bytes", 413)
-        parts.append(part)
-    return b"".join(parts)
+    """Return the body of a request, up to so many bytes, which may take `PATIENCE_S`."""
+
+    async def read() -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise RequestError(f"the request has more than {most} bytes", 413)
+            parts.append(part)
+        return b"".join(parts)
+
+    try:
+        return await asyncio.wait_for(read(), PATIENCE_S)
+    except asyncio.TimeoutError as error:
+        raise RequestError(f"the request did not come in {PATIENCE_S:g} s", 408) from error
 
 
 def _json(value: Any, status: int = 200) -> Response:

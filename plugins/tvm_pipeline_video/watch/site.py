@@ -12,14 +12,13 @@ from __future__ import annotations
 import errno
 import hmac
 import io
-import ipaddress
 import logging
 import re
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
 from http import HTTPStatus
@@ -35,7 +34,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from tvm_pipeline.addresses import is_loopback
+from tvm_pipeline.addresses import is_loopback, names_an_address
 from tvm_pipeline.errors import OptionError
 
 MOST_CONNECTIONS = 32  # a faulty client must not take the machine from the pipeline
@@ -47,9 +46,6 @@ SHORTEST_TOKEN = 16
 STOP_S = 0.1  # how long `stop` may wait
 
 Reply = tuple[HTTPStatus, str, bytes]  # status, content type, body
-
-# The Host of a request that names no site: `uri-host [ ":" port ]` of RFC 9110, without user, zone and escapes.
-HOST = re.compile(r"(?:(?i:localhost)|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-fA-F:.]+)\])(?::(?P<port>[0-9]{0,5}))?")
 
 # The page may run its own scripts, draw, and make requests to this server; nothing else.
 SECURITY = {
@@ -128,9 +124,7 @@ class Site(ABC):
         if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
             return text_reply(HTTPStatus.FORBIDDEN, "pages of other sites may not use this server")
         if self._token is None:
-            # A page of another site may have its own name resolve to this address, and so read what is here
-            # (DNS rebinding); its requests still carry the name.
-            if _names_an_address(headers.get_all("Host", [])):
+            if names_an_address(headers.get_all("Host", [])):
                 return None
             return text_reply(
                 HTTPStatus.FORBIDDEN, "ask for this server by its address or as localhost, or give it a token"
@@ -282,23 +276,6 @@ class _Request(io.BufferedReader):
         if self._left < 0:
             raise LineTooLong("request")
         return line
-
-
-def _names_an_address(hosts: Sequence[str]) -> bool:
-    """Return whether the Host of a request is an IP address or localhost, with or without a port, or absent."""
-    if not hosts:
-        return True
-    found = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-    if not found or int(found["port"] or 0) >= 1 << 16:
-        return False
-    try:
-        if found["v4"]:
-            ipaddress.IPv4Address(found["v4"])
-        if found["v6"]:
-            ipaddress.IPv6Address(found["v6"])
-    except ValueError:
-        return False
-    return True
 
 
 def json_reply(status: HTTPStatus, content: Any) -> Reply:

@@ -183,6 +183,12 @@ def test_a_token_is_asked_for() -> None:
             check(client.infer("net", inputs_for(rpc, arrays()), headers={"authorization": f"Bearer {TOKEN}"}))
 
 
+def test_a_page_of_another_site_gets_nothing() -> None:
+    with served() as (_, http, _):
+        for host, status in (("localhost", 200), (http, 200), ("evil.example", 403)):
+            assert answer_to(urllib.request.Request(f"http://{http}/v2", headers={"Host": host}))[0] == status
+
+
 def test_a_pipeline_that_fails_lets_its_clients_go() -> None:
     with (
         served(hooks={("add", "d0"): raise_at(2, RuntimeError("the kernel failed"))}) as (model, http, _),
