@@ -10,12 +10,12 @@ Next: `measuring.py`, which chooses and measures the stages.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.calibration.measuring import STAGES, Measuring, measured_model
+from tvm_pipeline.calibration.fit import Calibration
+from tvm_pipeline.calibration.measuring import MOST_SPREAD, STAGES, measured_model
 from tvm_pipeline.calibration.shipped import shipped_model
 from tvm_pipeline.core.platform import Device, Transfer
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile
@@ -28,8 +28,6 @@ from tvm_pipeline.profiling import stage_timer
 ENOUGH = 0.03  # what the constants may contribute to the error of a stage before no further stage is measured
 UNKNOWN = 1.0  # the uncertainty of times that only the work of the operators tells
 
-_log = logging.getLogger(__name__)
-
 
 def with_stage_times(
     compiled: CompiledModel,
@@ -39,50 +37,66 @@ def with_stage_times(
 ) -> Profile:
     """Return the profile with figures from whole stages for the devices that tell no times of operators.
 
-    Equal devices are measured one by one, since each may be another chip. Where a device cannot be measured so, the
-    time of the whole model stays shared out by the operators' work, and a warning says why.
+    Equal devices are measured one by one, since each may be another chip. Where nothing can be fitted to a device's
+    stages, the time of the whole model stays shared out by the operators' work, and a warning says why.
     """
     found = profile
     for device in filter(can_time_operators, devices):
         if compiled.has_operator_times(device):
             continue
+        before, stages = found.devices[device.name], _Stages(timer)
         try:
-            measured = measured_model(device, [compiled], shipped_model(device), STAGES, timer, enough=ENOUGH)
+            measured = measured_model(device, [compiled], shipped_model(device), STAGES, stages, enough=ENOUGH)
         except (ModelError, ProfileError) as error:
-            found = _shared_out(found, device, f"could not be measured in stages: {error}")
+            figures = replace(before, spread={}, uncertainty=dict.fromkeys(before.seconds, UNKNOWN))
+            how = f"they are shared out by the operators' work, since nothing was fitted to its stages: {error}"
         else:
-            found = _fitted(found, device, measured, compiled)
+            figures = _fitted(before, measured.calibration, compiled, device)
+            how = (
+                f"they follow from {len(measured.times)} measured stages, and are off by "
+                f"{measured.calibration.error:.0%} in the mean over stages that were left out of the fit. A bound of "
+                "plans is as far off"
+            )
+        found = replace(
+            found,
+            devices={**found.devices, device.name: figures},
+            segments=(*found.segments, *stages.steady()),
+            warnings=(*found.warnings, f"device {device.name} tells no times of operators: {how}"),
+        )
     return found
 
 
-def _fitted(profile: Profile, device: Device, measured: Measuring, compiled: CompiledModel) -> Profile:
-    """Return the profile with a device's seconds by the roofline that was fitted to its stages."""
-    model, error = measured.calibration.model, measured.calibration.error
-    before, computed = profile.devices[device.name], set(compiled.computes(device))
+class _Stages:
+    """Times stages, and keeps the steadiest figure of each."""
+
+    def __init__(self, timer: Callable[[CompiledModel], SegmentTimer]) -> None:
+        self._timer = timer
+        self._found: dict[tuple[str, ...], SegmentProfile] = {}
+
+    def __call__(self, compiled: CompiledModel) -> SegmentTimer:
+        time = self._timer(compiled)
+
+        def timed(operators: Sequence[str], device: Device) -> SegmentProfile:
+            found = time(operators, device)
+            known = self._found.setdefault(found.operators, found)
+            self._found[found.operators] = min(known, found, key=lambda one: one.spread)
+            return found
+
+        return timed
+
+    def steady(self) -> list[SegmentProfile]:
+        return [found for found in self._found.values() if found.spread <= MOST_SPREAD]
+
+
+def _fitted(before: DeviceProfile, calibration: Calibration, compiled: CompiledModel, device: Device) -> DeviceProfile:
+    """Return a device's figures by the roofline that was fitted to its stages."""
+    model, computed = calibration.model, set(compiled.computes(device))
     by_name = roofline_seconds(compiled.graph, model)
-    figures = replace(
+    return replace(
         before,
         seconds={name: seconds if name in computed else None for name, seconds in by_name.items()},
         spread={},
         receive=Transfer(model.call_s, model.input_bytes_per_s),
         send=Transfer(0.0, model.output_bytes_per_s),
-        uncertainty=dict.fromkeys(by_name, WIDTH_OF_ERROR * error),
+        uncertainty=dict.fromkeys(by_name, WIDTH_OF_ERROR * calibration.error),
     )
-    stages = [SegmentProfile(device.name, time.operators, time.seconds, time.spread) for time in measured.times]
-    line = (
-        f"device {device.name} tells no times of operators: they follow from {len(stages)} measured stages, and are "
-        f"off by {error:.0%} in the mean over stages that were left out of the fit. A bound of plans is as far off"
-    )
-    return replace(_with(profile, device, figures, line), segments=(*profile.segments, *stages))
-
-
-def _shared_out(profile: Profile, device: Device, why: str) -> Profile:
-    before = profile.devices[device.name]
-    figures = replace(before, spread={}, uncertainty=dict.fromkeys(before.seconds, UNKNOWN))
-    line = f"device {device.name} tells no times of operators, and {why}. They are shared out by the operators' work"
-    return _with(profile, device, figures, line)
-
-
-def _with(profile: Profile, device: Device, figures: DeviceProfile, warning: str) -> Profile:
-    devices = {**profile.devices, device.name: figures}
-    return replace(profile, devices=devices, warnings=(*profile.warnings, warning))
