@@ -67,7 +67,7 @@ SMALLER = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121") 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(NETWORKS), help="as in peers.py")
+    parser.add_argument("--models", nargs="+", help="as in peers.py; by default its networks, for cuts ten")
     parser.add_argument(
         "--cores", type=int, default=len(os.sched_getaffinity(0)), help="the last so many of those here"
     )
@@ -81,13 +81,13 @@ def main() -> None:
         options.models, options.rounds, options.seconds, options.cores = ["branching"], 2, 0.05, 1
     if options.short or options.only == "cuts":
         full = [f"{name}@64" if name in SMALLER else name for name in MODELS]
-        right = cuts(options.models if options.short else full, 1 if options.short else 20)
+        right = cuts(options.models or full, 1 if options.short else 20)
     if options.short or options.only == "overhead":
         overhead(5 if options.short else 2000)
     if options.only in (None, "race"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
         races = []
-        for name in options.models:
+        for name in options.models or NETWORKS:
             races.append(race(name, options))
             CONSOLE.print(races[-1].table())
         CONSOLE.print(summary(races))
@@ -136,7 +136,7 @@ def cuts(names: Sequence[str], count: int) -> bool:
             right = right and not failed and largest <= LIMIT
             cells.append("; ".join([f"{len(apart)} of {count}, {largest:.1e}", *failed[:1]]))
         table.add_row(name, *cells)
-    CONSOLE.print(table)
+        CONSOLE.print(table)
     return right
 
 
