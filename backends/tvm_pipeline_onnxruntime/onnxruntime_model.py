@@ -5,11 +5,14 @@ Read next: `frontends/onnx_graph.py` (what is cut), `sessions.py` (what runs it)
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -37,6 +40,8 @@ class OnnxruntimeModel(EngineModel):
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(model, order, joined)
         self._refused: dict[str, Mapping[str, str]] = {}  # by target, operators with the reason
+        self._sessions: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
+        self._lock = threading.Lock()  # over these
         self._timer = OperatorTimer(self.graph, self._stage_here, self.values)
 
     @classmethod
@@ -52,7 +57,22 @@ class OnnxruntimeModel(EngineModel):
     def runner(
         self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
     ) -> OnnxruntimeStage:
-        return OnnxruntimeStage(self.graph.name, content, inputs, outputs, device)
+        """Make a stage. Those of one thread compute in their callers, so that equal ones share a session.
+
+        Replicas then read the same weights, which the cores' common cache holds once.
+        """
+
+        def made() -> Any:
+            return session(self.graph.name, content, device.cores, device.target)
+
+        if len(device.cores) > 1 or not _is_own(device.target):
+            return OnnxruntimeStage(self.graph.name, made(), inputs, outputs, device.cores)
+        key = device.target, hashlib.sha256(content).digest()
+        with self._lock:
+            shared = self._sessions.get(key)
+            if shared is None:
+                shared = self._sessions[key] = made()
+        return OnnxruntimeStage(self.graph.name, shared, inputs, outputs, device.cores)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage. The threads of a provider with cores are held there by a process that has no others."""
@@ -156,11 +176,11 @@ class OnnxruntimeStage(StageRunner):
     """The StageRunner: a session that reads and writes the runtime's buffers in place."""
 
     def __init__(
-        self, name: str, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
+        self, name: str, made: Any, inputs: Sequence[Port], outputs: Sequence[Port], cores: Sequence[int]
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._name, self._cores = name, device.cores
-        self._session: Any = session(name, content, device.cores, device.target)
+        self._name, self._cores = name, cores
+        self._session: Any = made
 
     def bind(self) -> None:
         bind(self._cores)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from tests.support.onnx_unknown import write_determinants
 from tests.support.threads import ticks
 from tvm_pipeline import load
 from tvm_pipeline.backends.contract import Array, CompiledModel
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
@@ -223,3 +226,22 @@ def test_a_damaged_saved_model(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:99])
     with pytest.raises(BundleError, match="damaged compiled model"):
         backend.load(tmp_path, [])
+
+
+def test_replicas_share_the_weights_and_compute_at_the_same_time(tmp_path: Path) -> None:
+    with closing(backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE])) as compiled:
+        names = [operator.name for operator in compiled.graph.operators]
+        stages = [compiled.stage(names, replace(DEVICE, cores=(core,))) for core in (CORES[0], CORES[-1])]
+        assert stages[0]._session is stages[1]._session
+        assert compiled.stage(names[:2], DEVICE)._session is not stages[0]._session
+        frame = frame_of_noise(compiled.graph)
+        inputs = [frame[port.name] for port in stages[0].inputs]
+        outputs = [[port.buffer() for port in stage.outputs] for stage in stages for _ in range(8)]
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda n: stages[n % 2].run(inputs, outputs[n]), range(len(outputs))))
+        for found in outputs[1:]:
+            for one, other in zip(outputs[0], found, strict=True):
+                np.testing.assert_array_equal(one, other)
+        for stage in stages:
+            stage.close()
+        assert not compiled._sessions
