@@ -18,6 +18,7 @@ from tvm_pipeline.core.statistics import RunStatistics, StageRecord
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.planning import plan as planned
+from tvm_pipeline.runtime import verification
 from tvm_pipeline.runtime.comparison import Run, Turn, own_times_s, runner
 from tvm_pipeline.runtime.verification import LEAST_ROUNDS, verified, with_fewest_inside
 from tvm_pipeline.testing import busy
@@ -97,6 +98,25 @@ def test_of_plans_with_overlapping_intervals_the_measured_best_is_chosen() -> No
         "by prediction two is predicted to be best"
     )
     assert runs.turns == dict.fromkeys(runs.turns, LEAST_ROUNDS)  # that was clear at once
+
+
+@pytest.mark.parametrize("making_s", [0.0, 2.0])
+def test_engines_that_make_their_stages_for_long_are_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, making_s: float
+) -> None:
+    """Two seconds for each turn of three plans are more than the ten in all that the turns may take."""
+    now_s = [0.0]
+    monkeypatch.setattr(verification.time, "perf_counter", lambda: now_s[0])
+    runs = Runs(two=50, replicas=97, single=61)
+
+    def run(plan: Plan, seconds: float) -> Turn:
+        now_s[0] += making_s + seconds
+        return runs(plan, seconds)
+
+    platform = replace(PLATFORM, devices=(replace(PLATFORM.devices[0], backend="engine"), *PLATFORM.devices[1:]))
+    problem = problem_of(platform=platform)
+    decision = verified(problem, decision_of(two=100, replicas=95, single=60), run, 10.0)
+    assert choice(decision) == ("replicas", "measurement")
 
 
 @pytest.mark.parametrize(
