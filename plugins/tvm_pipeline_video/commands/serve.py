@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -103,8 +104,10 @@ def command(
             say(line)
         stages, making_s = planned.plan.stages, making_limit_s(bundle.compiled.graph, settings.watchdog)
         compiled = stack.enter_context(isolated(bundle.compiled, bundle.platform, stages, making_s, every=False))
+        # Clients are slower to take a result and send the next frame than the caller for whom the fewest were found.
+        plan = replace(planned.plan, in_flight=None)
         pipeline = stack.enter_context(
-            LivePipeline(compiled, planned.problem, planned.plan, watchdog_s=settings.watchdog, making_s=making_s)
+            LivePipeline(compiled, planned.problem, plan, watchdog_s=settings.watchdog, making_s=making_s)
         )
         if found:
             serve(pipeline, found, frigate, model=str(model), allow_others=allow_others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -30,6 +31,7 @@ from tritonclient.utils import InferenceServerException
 
 from tvm_pipeline import Operator, OperatorGraph, Pipeline, Tensor
 from tvm_pipeline.errors import OptionError, StageError
+from tvm_pipeline_video.service import inference
 from tvm_pipeline_video.service.inference import DATATYPES, InferenceModel, address_of, serving
 
 X, N = Tensor("x", (1, 4)), Tensor("n", (2,), "int32")
@@ -71,8 +73,6 @@ def served(token: str = "", hooks: dict | None = None) -> Iterator[tuple[Inferen
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
 
@@ -246,6 +246,11 @@ def test_requests_that_make_no_sense_get_an_error_and_the_others_go_on() -> None
 def test_where_it_may_not_listen(text: str, token: str, others: bool, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         address_of("http", text, token, allow_others=others)
+
+
+def test_no_answer_waits_for_an_acknowledgement() -> None:
+    with inference._listening(("127.0.0.1", 0)) as listening:
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_where_it_may_listen() -> None:
