@@ -88,7 +88,7 @@ class _Service(services.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """The methods by the names of the protocol."""
 
     def __init__(self, model: InferenceModel, token: str) -> None:
-        self.model, self.token = model, token
+        self.served, self.token = model, token
 
     @_answering
     def ServerLive(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
@@ -96,12 +96,12 @@ class _Service(services.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     @_answering
     def ServerReady(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.ServerReadyResponse(ready=self.model.is_ready)
+        return messages.ServerReadyResponse(ready=self.served.is_ready)
 
     @_answering
     def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        self.model.check_name(request.name, request.version)
-        return messages.ModelReadyResponse(ready=self.model.is_ready)
+        self.served.check_name(request.name, request.version)
+        return messages.ModelReadyResponse(ready=self.served.is_ready)
 
     @_answering
     def ServerMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
@@ -109,17 +109,17 @@ class _Service(services.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     @_answering
     def ModelMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        self.model.check_name(request.name, request.version)
-        return messages.ModelMetadataResponse(**self.model.metadata())
+        self.served.check_name(request.name, request.version)
+        return messages.ModelMetadataResponse(**self.served.metadata())
 
     @_answering
     def ModelStatistics(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         if request.name:
-            self.model.check_name(request.name, request.version)
-        found = self.model.statistics
+            self.served.check_name(request.name, request.version)
+        found = self.served.statistics
         durations = {name: messages.StatisticDuration(**figure) for name, figure in found.durations().items()}
         one = messages.ModelStatistics(
-            name=self.model.name,
+            name=self.served.name,
             version=VERSION,
             last_inference=round(found.last_s * 1e3),
             inference_count=found.success,
@@ -130,9 +130,9 @@ class _Service(services.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     @_answering
     def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        self.model.check_name(request.model_name, request.model_version)
-        found = self.model.infer(_arrays(request), [output.name for output in request.outputs])
-        answer = messages.ModelInferResponse(model_name=self.model.name, model_version=VERSION, id=request.id)
+        self.served.check_name(request.model_name, request.model_version)
+        found = self.served.infer(_arrays(request), [output.name for output in request.outputs])
+        answer = messages.ModelInferResponse(model_name=self.served.name, model_version=VERSION, id=request.id)
         for name, array in found.items():
             output = answer.outputs.add(name=name, datatype=DATATYPES[array.dtype.name])
             output.shape.extend(array.shape)
