@@ -178,9 +178,10 @@ class EdgeTpuBackend(Backend):
         return compiled
 
     def settle_elsewhere(self, device: Device) -> Device:
-        if is_edge_tpu(device.target):
+        if device.target not in (CPU, ENGINE):
+            what = "an Edge TPU" if is_edge_tpu(device.target) else "a delegate"
             raise PlatformError(
-                f"device {device.name} is an Edge TPU ({device.target}) of another machine, whose stages are compiled "
+                f"device {device.name} is {what} ({device.target}) of another machine, whose stages are compiled "
                 f"where it is plugged in. Run the command there, or give it the target {ENGINE} for {KERNELS}"
             )
         return device

@@ -103,6 +103,11 @@ def test_what_it_does_wrongly_runs_nowhere(backend: EdgeTpuBackend, model: Model
         backend.compile(model, [backend.settle(npu(options))])
 
 
+def test_that_of_another_machine_is_compiled_for_there(backend: EdgeTpuBackend) -> None:
+    with pytest.raises(PlatformError, match=r"device npu is a delegate .* of another machine"):
+        backend.settle_elsewhere(npu())
+
+
 def test_what_is_no_delegate_is_refused_before_anything_runs(backend: EdgeTpuBackend, tmp_path: Path) -> None:
     (tmp_path / "empty.so").touch()
     for target, message in (
