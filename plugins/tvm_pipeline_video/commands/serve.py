@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +20,14 @@ from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 def command(
     model: Annotated[Path, typer.Argument(help="A bundle (.tar), or a model to compile and measure first.")],
     frigate: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--frigate",
             metavar="ENDPOINT",
             help="Where Frigate's detectors of type zmq connect to: ipc:///PATH or tcp://ADDRESS:PORT. Each endpoint "
             "keeps one picture in the pipeline, so give as many as there are devices to keep busy.",
         ),
-    ] = [],  # noqa: B006 - typer copies it
+    ] = None,
     http: Annotated[
         str,
         typer.Option(
@@ -65,7 +66,6 @@ def command(
     planned for the latency of a picture if there is one endpoint of Frigate, and for throughput otherwise; `compile`
     offers more choices.
 
-    Example: tvm-pipeline serve yolov9.tar --frigate ipc:///run/frigate/a --frigate ipc:///run/frigate/b
     Example: tvm-pipeline serve model.onnx --http 8000 --grpc 8001
     """
     if bool(frigate) == bool(http or grpc):
@@ -73,25 +73,22 @@ def command(
     # What is not installed is told before a model is compiled.
     if frigate:
         from tvm_pipeline_video.service.frigate import interpretation, serve
-    if http:
-        import tvm_pipeline_video.service.inference_http
-    if grpc:
-        import tvm_pipeline_video.service.inference_grpc  # noqa: F401
     from tvm_pipeline_video.service.inference import InferenceModel, address_of, serving
     from tvm_pipeline_video.service.listener import Listener
     from tvm_pipeline_video.service.model_bundle import is_model, opened_model, settings_beside
     from tvm_pipeline_video.service.running_model import plan_alone
     from tvm_pipeline_video.service.settings import Settings
 
-    web, rpc = (
-        address_of(option, text, token, allow_others=allow_others) if text else None
-        for option, text in (("http", http), ("grpc", grpc))
-    )
+    addresses = {}
+    for option, text in (("http", http), ("grpc", grpc)):
+        if text:
+            import_module(f"tvm_pipeline_video.service.inference_{option}")
+            addresses[option] = address_of(option, text, token, allow_others=allow_others)
     settings = Settings(
         [model],
         decoder=[decoder] if decoder else [],
         preprocessing=preprocessing,
-        objective="latency" if is_model(model) and len(frigate) == 1 else None,
+        objective="latency" if is_model(model) and len(frigate or ()) == 1 else None,
     )
     with ExitStack() as stack:
         stack.enter_context(steps_to(say))
@@ -109,11 +106,11 @@ def command(
         pipeline = stack.enter_context(
             LivePipeline(compiled, planned.problem, plan, watchdog_s=settings.watchdog, making_s=making_s)
         )
-        if found:
+        if frigate and found:
             serve(pipeline, found, frigate, model=str(model), allow_others=allow_others)
             return
         served = InferenceModel(pipeline, compiled.graph, name or model.name.partition(".")[0])
         served.warm()
-        with serving(served, web, rpc, token):
+        with serving(served, addresses.get("http"), addresses.get("grpc"), token):
             say(f"{served.name} is served; Ctrl-C ends it")
             served.run()

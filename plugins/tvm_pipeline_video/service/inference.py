@@ -6,6 +6,7 @@ with it. Read next: inference_http.py and inference_grpc.py, which speak it over
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
 import threading
@@ -95,6 +96,11 @@ class InferenceModel:
     @property
     def is_ready(self) -> bool:
         return self.pipeline.state == "running"
+
+    @property
+    def input_elements(self) -> int:
+        """The elements of all inputs together, which limit the bytes of a request."""
+        return sum(int(np.prod(tensor.shape)) for tensor in self.graph.inputs)
 
     def metadata(self) -> dict[str, Any]:
         """Return name, version, and the tensors that come in and go out."""
@@ -201,6 +207,11 @@ def dtype_of(name: str, datatype: str, shape: Sequence[int], known: Mapping[str,
     if dtype is None or any(extent < 0 for extent in shape) or name in known:
         raise RequestError(f"input {name[:100]}: {datatype[:20]} {list(shape[:8])} is no tensor that is served")
     return dtype
+
+
+def has_token(authorization: str, token: str) -> bool:
+    """Return whether the header of a request carries the token; every request does where there is none."""
+    return not token or hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
 
 def about_server() -> dict[str, Any]:

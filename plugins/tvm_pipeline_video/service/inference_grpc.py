@@ -21,6 +21,7 @@ from tvm_pipeline_video.service.inference import (
     RequestError,
     about_server,
     dtype_of,
+    has_token,
 )
 
 try:
@@ -55,7 +56,7 @@ def server_of(model: InferenceModel, address: str, token: str = "") -> tuple[grp
     Raises:
         RuntimeError: it cannot listen there.
     """
-    most = sum(int(np.prod(tensor.shape)) for tensor in model.graph.inputs) * 16 + SLACK
+    most = 16 * model.input_elements + SLACK
     server = grpc.server(
         ThreadPoolExecutor(THREADS), options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)]
     )
@@ -71,10 +72,7 @@ def _answering(method: Method) -> Method:
 
     @wraps(method)
     def answered(self: _Service, request: Any, context: grpc.ServicerContext) -> Any:
-        import hmac
-
-        given = dict(context.invocation_metadata()).get("authorization", "")
-        if self.token and not hmac.compare_digest(str(given).encode(), f"Bearer {self.token}".encode()):
+        if not has_token(str(dict(context.invocation_metadata()).get("authorization", "")), self.token):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "give the token: authorization: Bearer TOKEN")
         try:
             return method(self, request, context)

@@ -7,7 +7,6 @@ extension_statistics.md of https://github.com/triton-inference-server/server.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from tvm_pipeline_video.service.inference import (
     RequestError,
     about_server,
     dtype_of,
+    has_token,
 )
 
 try:
@@ -132,9 +132,8 @@ class _Door:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = Headers(scope=scope)
-        wanted, given = f"Bearer {self._token}".encode(), headers.get("authorization", "").encode()
         refusal = None
-        if self._token and not hmac.compare_digest(given, wanted):
+        if not has_token(headers.get("authorization", ""), self._token):
             refusal = _json({"error": "give the token: Authorization: Bearer TOKEN"}, 401)
         elif not self._token and not names_an_address(headers.getlist("host")):
             refusal = _json({"error": "ask for this server by its address or as localhost, or give it a token"}, 403)
@@ -151,7 +150,7 @@ def server_of(model: InferenceModel, token: str = "") -> uvicorn.Server:
 
 def most_bytes(model: InferenceModel) -> int:
     """Return how many bytes a request may have: its arrays in JSON, and some more."""
-    return JSON_FACTOR * sum(int(np.prod(tensor.shape)) for tensor in model.graph.inputs) + SLACK
+    return JSON_FACTOR * model.input_elements + SLACK
 
 
 def answered(model: InferenceModel, body: bytes, header_length: str | None) -> Response:
