@@ -2,8 +2,8 @@
 
     python .ci/newest_tvm.py FOLDER
 
-FOLDER takes the environment for it. The exit status is 0 whatever happens: what is told here moves the pin, and is no
-reason to refuse a change. `--pinned VERSION` stands for the version of pyproject.toml.
+The script makes an environment in FOLDER, and removes it at the end. The exit status is always 0: the report is a
+reason to move the pin, and none to refuse a change. `--pinned VERSION` replaces the version of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def newest_version() -> str:
 
 
 def tested(folder: Path, version: str) -> str:
-    """Install a version in an environment of its own, run the quick tests of Relax, and return how that ended."""
+    """Install a version in a new environment, run the quick tests of Relax there, and return how they ended."""
     python, others = folder / "bin" / "python", folder / "overrides.txt"
     tests = ["tests/relax", "-q", "-n", "2", "-m", "not thorough", "--hypothesis-profile", "quick"]
     extras = ".[relax,video,plot,edgetpu,onnxruntime,openvino,watch,dev]"

@@ -82,7 +82,7 @@ def row(name: str, count: int) -> list[str]:
 
 
 def by_operators(compiled: CompiledModel, device: Device, by_work: Profile) -> Profile:
-    """Return a profile whose shares are the times of the operators as stages of their own."""
+    """Return a profile that shares the time of the model out by the times of stages of one operator."""
     with closing(OperatorTimer(compiled.graph, compiled.stage, compiled.values)) as timer:
         alone_s = np.median(timer.seconds(device, 24), axis=0)
     before = by_work.devices[device.name]

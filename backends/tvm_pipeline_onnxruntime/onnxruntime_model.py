@@ -139,7 +139,7 @@ class OnnxruntimeModel(EngineModel):
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them.
 
-        On a provider's device each operator is timed as a stage of its own.
+        No profile asks for those of a provider (`has_operator_times`); they are the seconds of stages of one operator.
         """
         if not _is_own(device.target):
             seconds = self._timer.seconds(device, repeats)

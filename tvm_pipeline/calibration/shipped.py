@@ -50,7 +50,7 @@ GPU = DeviceModel(
 def shipped_model(device: Device) -> DeviceModel:
     """Return the model with which the calibration of a settled device begins: its own, else that of its family.
 
-    A device without cores is taken to be like a GPU: each call launches it, and it has memory of its own.
+    A device without cores counts as a GPU: it has its own memory, and each call takes time to launch.
 
     Examples:
         >>> shipped_model(Device("cpu", cores=(0, 1))).macs_per_s
