@@ -41,6 +41,7 @@ INSTEAD = {
     "rtsp://user:password@gate.local/stream": "synthetic:64x48@30:5",
     "rtsp://user:password@yard.local/stream": "synthetic:48x64@30:5",
     "mqtt://pipeline:password@broker.local/cameras": "found.jsonl",
+    "home-assistant = true\n": "",  # needs the broker; tests/plugins/video/service/test_home_assistant.py
 }
 
 
