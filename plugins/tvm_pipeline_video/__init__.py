@@ -20,6 +20,7 @@ presets.py        named forms of a model's input
 decoders/         what the outputs of known families of models mean
 interpret.py      what a model's input wants and its outputs mean: given, recognised, or assumed, and said
 detections.py     annotations as those of the package supervision
+tracking.py       objects over frames, zones and lines
 annotations.py    what was found in a frame, drawn on it
 sinks.py          results become JSON lines
 video_file.py     frames become a video that plays while it is written
@@ -49,6 +50,7 @@ try:
     from tvm_pipeline_video.rehearsals import HostSetting, Rehearsal
     from tvm_pipeline_video.sinks import JsonLines
     from tvm_pipeline_video.sources import Frame, LiveFrame, Source
+    from tvm_pipeline_video.tracking import ObjectEvent, Trackers, Tracking
     from tvm_pipeline_video.video_file import VideoFile
 except ModuleNotFoundError as error:  # without the extra `video` the commands are listed all the same
     _missing = error
@@ -78,6 +80,7 @@ __all__ = [
     "LiveSource",
     "LiveStatistics",
     "Mask",
+    "ObjectEvent",
     "Picture",
     "Policy",
     "Preprocessing",
@@ -86,6 +89,8 @@ __all__ = [
     "Request",
     "Source",
     "SourceOptions",
+    "Trackers",
+    "Tracking",
     "Transform",
     "VideoError",
     "VideoFile",

@@ -28,6 +28,7 @@ from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.preprocessing import Preprocessing, Transform, default_for, picture_input, preprocess
 from tvm_pipeline_video.sources import Frame
+from tvm_pipeline_video.tracking import Follow, ObjectEvent
 
 Outputs = Mapping[str, NDArray[Any]]
 
@@ -39,11 +40,12 @@ FrameT = TypeVar("FrameT", bound=Frame)  # live sources give a LiveFrame, which 
 
 @dataclass(frozen=True, slots=True)
 class Analysis(Generic[FrameT]):
-    """A frame of the source with the model's result for it."""
+    """A frame of the source with the model's result for it, and what became of objects that are followed."""
 
     frame: FrameT
     result: Result
     annotations: Sequence[Annotation]
+    events: Sequence[ObjectEvent] = ()
 
 
 def stream(
@@ -52,11 +54,13 @@ def stream(
     settings: Preprocessing,
     decode: Decoder | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    follow: Follow | None = None,
 ) -> Iterator[Analysis[FrameT]]:
     """Run every frame of `source`; end when it ends, or with the frames inside once `stopped()` is true.
 
     `source` is one Source or LiveSource, or several of these by `merge`; another thread iterates over it.
-    `stopped` is called at each frame. Close live sources as well, since they may give no frame for long.
+    `stopped` is called at each frame. Close live sources as well, since they may give no frame for long. `follow` is
+    such as `Trackers`.
 
     Raises:
         VideoError: the source broke; the frames before that have been yielded.
@@ -76,7 +80,11 @@ def stream(
 
     for result in pipeline.map(pictures()):
         frame: FrameT = result.tag
-        yield Analysis(frame, result, decoded(decode, result.outputs, settings, frame) if decode else ())
+        found: Sequence[Annotation] = decoded(decode, result.outputs, settings, frame) if decode else ()
+        events: Sequence[ObjectEvent] = ()
+        if follow:
+            found, events = follow(frame, found)
+        yield Analysis(frame, result, found, events)
 
 
 def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: Frame) -> Sequence[Annotation]:

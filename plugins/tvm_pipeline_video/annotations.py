@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ class Annotation:
         points: key points, (x, y) each.
         polygon: its outline, (x, y) each, where a box would not do: text that is not level.
         mask: its pixels.
+        track: the number of the object that it is of, where objects are followed: the same in each frame of a source.
+        zones: the names of the zones that the object is in.
     """
 
     label: str
@@ -72,6 +75,8 @@ class Annotation:
     points: tuple[tuple[float, float], ...] = ()
     polygon: tuple[tuple[float, float], ...] = ()
     mask: Mask | None = None
+    track: int | None = None
+    zones: tuple[str, ...] = ()
 
 
 class Overlay:
@@ -113,6 +118,8 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation], figures: s
         label = " ".join(str(annotation.label).split())[:LONGEST_LABEL]
         color = _color(label)
         text = label if annotation.score is None else f"{label} {annotation.score:.2f}"
+        if annotation.track is not None:
+            text += f" #{annotation.track}"
         at = (0.0, float(line_y))
         if annotation.box is None:
             line_y += size + 4
@@ -148,3 +155,13 @@ def _within(pixel: float, extent: int) -> float:
 def _color(label: str) -> str:
     """Return a light colour, always the same for the same label."""
     return f"hsl({zlib.crc32(label.encode()) % 360}, 90%, 65%)"
+
+
+def jpeg(image: NDArray[np.uint8], largest: int = 0) -> bytes:
+    """Return a picture (uint8 HxWx3 RGB) as JPEG, made smaller where a side is longer than `largest` (0: never)."""
+    picture = Image.fromarray(image)
+    if largest:
+        picture.thumbnail((largest, largest))
+    file = BytesIO()
+    picture.save(file, "JPEG", quality=80)
+    return file.getvalue()

@@ -30,6 +30,7 @@ from tvm_pipeline_video.analysis import Analysis, Decoder, FrameT, decoded, deco
 from tvm_pipeline_video.annotations import Annotation, draw
 from tvm_pipeline_video.preprocessing import Preprocessing, preprocess
 from tvm_pipeline_video.sources import LiveFrame
+from tvm_pipeline_video.tracking import Follow, ObjectEvent
 
 READ, PREPARE, DECODE, DRAW, WRITE = "host/read", "host/prepare", "host/decode", "host/draw", "host/write"
 
@@ -40,7 +41,8 @@ class Payload(Generic[FrameT]):
 
     Attributes:
         frame, entered_s: set by `host/read`; the clock time from which the latency of the frame counts.
-        outputs, annotations: set by `host/decode`.
+        outputs, annotations, events: set by `host/decode`.
+        followed: whether the objects of the frame were followed.
         picture: set by `host/draw`; None again when it is written.
         written: whether `host/write` is done with it.
     """
@@ -49,6 +51,8 @@ class Payload(Generic[FrameT]):
     entered_s: float = 0.0
     outputs: dict[str, Array] = field(default_factory=dict)
     annotations: Sequence[Annotation] = ()
+    events: Sequence[ObjectEvent] = ()
+    followed: bool = False
     picture: NDArray[np.uint8] | None = None
     written: bool = False
 
@@ -124,6 +128,7 @@ class Application(Generic[FrameT]):
             fast as frames are taken.
         place: is called with the device of `host/read`, to move the threads of a source that is read ahead.
         overlay: gives the line of figures of each picture from its latency so far; None for none.
+        follow: follows objects, such as `Trackers`; None where none are followed.
     """
 
     def __init__(
@@ -137,8 +142,9 @@ class Application(Generic[FrameT]):
         rate_fps: float | None = None,
         place: Callable[[Device], None] = lambda _: None,
         overlay: Callable[[float], str] | None = None,
+        follow: Follow | None = None,
     ) -> None:
-        self._overlay = overlay
+        self._overlay, self._follow = overlay, follow
         self._frames = iter(frames)
         self._period_s = 1 / rate_fps if rate_fps else 0.0
         self._next_s: float | None = None  # when the next frame is due
@@ -175,7 +181,8 @@ class Application(Generic[FrameT]):
             for result in pipeline.map(passages()):
                 passage: Payload[FrameT] = result.tag
                 frame = cast(FrameT, passage.frame)
-                yield Analysis(frame, replace(result, outputs=passage.outputs, tag=frame), passage.annotations)
+                came = replace(result, outputs=passage.outputs, tag=frame)
+                yield Analysis(frame, came, passage.annotations, passage.events)
 
     def _read(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> Entry | None:
         if passage.frame is not None:  # it runs again, because a device failed
@@ -202,10 +209,15 @@ class Application(Generic[FrameT]):
         preprocess(cast(FrameT, passage.frame).image, self._preprocessing, tensor(self._input))
 
     def _decode(self, passage: Payload[FrameT], tensor: Callable[[str], Array]) -> None:
+        if passage.followed:  # it runs again, because a device failed
+            return
         passage.outputs = {name: tensor(name).copy() for name in self._outputs}  # the slot is used again
+        frame = cast(FrameT, passage.frame)
         if self._decoder is not None:
-            frame = cast(FrameT, passage.frame)
             passage.annotations = decoded(self._decoder, passage.outputs, self._preprocessing, frame)
+        if self._follow is not None:
+            passage.annotations, passage.events = self._follow(frame, passage.annotations)
+            passage.followed = True
 
     def _draw(self, passage: Payload[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
@@ -216,5 +228,5 @@ class Application(Generic[FrameT]):
         if self._writer is not None and not passage.written:
             frame = cast(FrameT, passage.frame)
             result = Result(frame.index, passage.outputs, time.perf_counter() - passage.entered_s, frame)
-            self._writer(Analysis(frame, result, passage.annotations), passage.picture)
+            self._writer(Analysis(frame, result, passage.annotations, passage.events), passage.picture)
         passage.picture, passage.written = None, True

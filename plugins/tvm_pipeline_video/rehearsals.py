@@ -29,6 +29,7 @@ from tvm_pipeline_video.hardware import hardware_decoders
 from tvm_pipeline_video.kinds import open_source
 from tvm_pipeline_video.preprocessing import Preprocessing
 from tvm_pipeline_video.sources import Frame, Source
+from tvm_pipeline_video.tracking import Follow
 
 # What is recorded of a source whose frames cannot be had again.
 RECORDED_FRAMES, RECORDED_BYTES, RECORDED_S = 48, 256 << 20, 3.0
@@ -46,6 +47,7 @@ class HostSetting:
         video: the extension of the video to write; empty without one.
         lines: whether a line for each frame is written.
         overlay: whether the rate and the latency are drawn into the video.
+        tracking: whether objects are followed.
     """
 
     width: int
@@ -56,6 +58,7 @@ class HostSetting:
     video: str = ""
     lines: bool = False
     overlay: bool = False
+    tracking: bool = False
 
     def decoding(self, requested: str) -> str:
         """Return in words what decodes the video, and why requested hardware does not; empty where it is no video."""
@@ -76,6 +79,7 @@ class HostSetting:
             "video": "video to write",
             "lines": "lines to write",
             "overlay": "figures to draw",
+            "tracking": "objects to follow",
         }
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in HostSetting.__slots__)
         return ", ".join(f"{names.get(n, n)} {a or 'none'} instead of {b or 'none'}" for n, a, b in pairs if a != b)
@@ -100,6 +104,7 @@ class Rehearsal:
         video: the extension of the video that is written; empty without one.
         lines: whether a line for each frame is written.
         overlay: whether the rate and the latency are drawn into the video.
+        trackers: makes what follows objects anew for each run; None where none are followed.
         scratch: opens what is written to; None where nothing is written.
         hardware: what decodes the source, as `open_source` takes it.
 
@@ -120,16 +125,20 @@ class Rehearsal:
         video: str = "",
         lines: bool = False,
         overlay: bool = False,
+        trackers: Callable[[], Follow] | None = None,
         scratch: OpenScratch | None = None,
         hardware: str = "off",
     ) -> None:
         self._open = partial(open_source, spec, hardware=hardware)
         self._model, self._preprocessing, self._decode = model, preprocessing, decode
-        self._scratch = scratch
+        self._scratch, self._trackers = scratch, trackers
         with self._open() as source:
             self.fps = source.fps
             codec = f"{source.codec} by {source.hardware}" if source.hardware else source.codec
-            self.setting = HostSetting(source.width, source.height, codec, source.live, decoder, video, lines, overlay)
+            follows = trackers is not None
+            self.setting = HostSetting(
+                source.width, source.height, codec, source.live, decoder, video, lines, overlay, follows
+            )
         self._is_recorded = self.setting.live or "://" in spec
         width, height, writes = self.setting.width, self.setting.height, scratch is not None
         self.graph = host_graph(model, width, height, draws=bool(video), writes=writes)
@@ -157,6 +166,7 @@ class Rehearsal:
                 write,
                 rate_fps,
                 overlay=overlay,
+                follow=self._trackers() if self._trackers else None,
             ).host
 
     def runner(self, compiled: CompiledModel, platform: Platform, rate_fps: float | None = None) -> Run:

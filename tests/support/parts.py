@@ -87,7 +87,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "ray": (_module("ray"), "pip install '.[fleet]'"),
     "jax": (_module("jax"), "pip install '.[train]'"),
     "mlperf_loadgen": (_module("mlperf_loadgen"), "pip install '.[loadgen]'"),
-    "supervision": (_module("supervision"), "pip install supervision"),
+    "tracking": (lambda: find_spec("trackers") and find_spec("supervision"), "pip install '.[tracking]'"),
     "NVRTC": (lambda: nvidia_file("cuda_nvrtc/lib/libnvrtc.so.12"), "pip install '.[cuda]'"),
     "ptxas": (lambda: nvidia_file("cuda_nvcc/bin/ptxas"), "pip install '.[cuda]'"),
     "C compiler": (_program("cc", "gcc"), "apt install gcc"),

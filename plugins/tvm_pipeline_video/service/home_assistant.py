@@ -1,8 +1,9 @@
 """Cameras as devices of Home Assistant: retained messages of its MQTT discovery, and each camera's state once a second.
 
-A device has a binary sensor and a count for each label that was found, and its rate, its latency and whether frames
-come. Its labels are those that this run has found and those of the retained message, so that nothing goes when a run
-or the broker starts again. https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload (since 2024.11).
+A device has a binary sensor and a count for each label that was found, and for each label in a zone; its rate, its
+latency, whether frames come, and the picture of the object that appeared last. Its labels are those that this run has
+found and those of the retained message, so that nothing goes when a run or the broker starts again.
+https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload (since 2024.11).
 Read next: mqtt_results.py, which publishes the lines themselves.
 """
 
@@ -53,6 +54,7 @@ class Camera:
         frames: that came since the last state.
         seen_s: by the slug of a label, when it was last found.
         counts: by the slug of a label, how many the last frame had.
+        snapshot: the picture of the object that appeared last, as JPEG.
         known_from_s: from when on the retained message counts as received.
         sent: the configuration and the state that the broker has.
     """
@@ -64,6 +66,7 @@ class Camera:
     latency_s: float = 0.0
     seen_s: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    snapshot: bytes | None = None
     known_from_s: float = 0.0
     sent: dict[str, bytes] = field(default_factory=dict)
 
@@ -73,10 +76,11 @@ class Camera:
         self.latency_s = line.latency_s
         self.counts = {}
         for annotation in line.annotations:
-            key = slug(annotation.label)
-            self.labels.setdefault(key, " ".join(annotation.label.split()))
-            self.counts[key] = self.counts.get(key, 0) + 1
-            self.seen_s[key] = now_s
+            for label in (annotation.label, *(f"{annotation.label} in {zone}" for zone in annotation.zones)):
+                key = slug(label)
+                self.labels.setdefault(key, " ".join(label.split()))
+                self.counts[key] = self.counts.get(key, 0) + 1
+                self.seen_s[key] = now_s
 
     def state(self, elapsed_s: float, now_s: float) -> dict[str, Any]:
         """Return the state after so many seconds since the last one; the next one counts frames anew."""
@@ -106,6 +110,8 @@ class Camera:
             found = f"{{{{ 'ON' if value_json.found['{key}'] else 'OFF' }}}}"
             parts[f"{key}_found"] = _sensor(label, found, device_class="occupancy")
             parts[f"{key}_count"] = _sensor(f"{label} count", f"{{{{ value_json.count['{key}'] }}}}")
+        if self.snapshot is not None:
+            parts["snapshot"] = {"platform": "image", "name": "Snapshot", "image_topic": f"{topic}/{self.key}/snapshot"}
         for name, part in parts.items():
             part["unique_id"] = f"{self.key}_{name}"
         return {
@@ -176,8 +182,12 @@ class HomeAssistant:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def see(self, line: ResultLine, model: str) -> None:
-        """Take a frame of the model of that label, which is empty where the run has one."""
+    def see(self, line: ResultLine, model: str, snapshot: bytes | None = None) -> None:
+        """Take a frame of the model of that label, which is empty where the run has one.
+
+        Args:
+            snapshot: the picture of an object that appeared in it, as JPEG.
+        """
         source = line.counted_as
         with self._lock:
             camera = self._cameras.get((model, source))
@@ -188,6 +198,7 @@ class HomeAssistant:
                 self._cameras[model, source] = camera
                 self._ask(camera)
             camera.see(line, time.monotonic())
+            camera.snapshot = snapshot or camera.snapshot
 
     def _ask(self, camera: Camera) -> None:
         """Have the broker send the retained message of a device."""
@@ -203,13 +214,15 @@ class HomeAssistant:
                 for camera in self._cameras.values():
                     state = camera.state(now_s - last_s, now_s)
                     if self._client.is_connected() and now_s >= camera.known_from_s:
-                        self._send(camera, _config_topic(camera), camera.config(self._topic))
-                        self._send(camera, f"{self._topic}/{camera.key}", state)
+                        state_topic = f"{self._topic}/{camera.key}"
+                        self._send(camera, _config_topic(camera), msgspec.json.encode(camera.config(self._topic)))
+                        self._send(camera, state_topic, msgspec.json.encode(state))
+                        if camera.snapshot is not None:
+                            self._send(camera, f"{state_topic}/snapshot", camera.snapshot)
             last_s = now_s
 
-    def _send(self, camera: Camera, topic: str, message: dict[str, Any]) -> None:
+    def _send(self, camera: Camera, topic: str, payload: bytes) -> None:
         """Publish a retained message where the broker has another one."""
-        payload = msgspec.json.encode(message)
         if camera.sent.get(topic) != payload:
             camera.sent[topic] = payload
             self._client.publish(topic, payload, 1, retain=True)

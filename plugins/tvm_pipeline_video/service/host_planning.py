@@ -38,6 +38,7 @@ from tvm_pipeline_video.service.result_lines import result_line
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import (
     Analysis,
+    Follow,
     Frame,
     HostSetting,
     Interpretation,
@@ -291,6 +292,7 @@ def rehearsed_application(
     video: str = "",
     lines: bool = False,
     overlay: bool = False,
+    trackers: Callable[[], Follow] | None = None,
     hardware: str = "auto",
 ) -> Rehearsal:
     """Return an application on a stretch of its source.
@@ -300,6 +302,7 @@ def rehearsed_application(
         video: the extension of the video that it writes; empty without one.
         lines: whether it writes a line for each frame.
         overlay: whether it draws the rate and the latency into the video.
+        trackers: makes what follows objects; None where none are followed.
         hardware: what decodes the source, as `open_source` takes it.
 
     Raises:
@@ -328,6 +331,7 @@ def rehearsed_application(
         video=video,
         lines=lines,
         overlay=overlay,
+        trackers=trackers,
         scratch=opens,
         hardware=hardware,
     )

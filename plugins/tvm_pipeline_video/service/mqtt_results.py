@@ -14,7 +14,7 @@ import queue
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,7 +130,7 @@ def client_of(broker: Broker) -> Client:
 class _Message:
     topic: str
     line: bytes
-    confirmed: Callable[[], None]
+    confirmed: list[Callable[[], None]]
 
 
 class MqttResults:
@@ -154,6 +154,7 @@ class MqttResults:
         self._waiting: deque[_Message] = deque()
         self._waiting_bytes = 0  # with those on their way
         self._unconfirmed = 0
+        self._last: _Message | None = None  # of those that were to be published
         self._failure: PipelineError | None = None
         self._connected = self._ended = False  # it was connected once; the block ends
         self._is_away = self._may_publish = False
@@ -205,11 +206,12 @@ class MqttResults:
         finally:
             self._end()
 
-    def write(self, line: bytes, model: str, confirmed: Callable[[], None]) -> None:
-        """Publish a line of the model of that label; wait while too many wait.
+    def write(self, lines: Sequence[bytes], model: str, confirmed: Callable[[], None]) -> None:
+        """Publish lines of the model of that label; wait while too many wait.
 
         Args:
-            confirmed: is called, in another thread and in the order of lines, once the broker has the line.
+            confirmed: is called, in the order of calls, once the broker has these lines and those before, and at once
+                where that is so already; in another thread, or in this one.
 
         Raises:
             RunError: the memory for waiting lines stayed full.
@@ -221,9 +223,15 @@ class MqttResults:
                 self._failure = RunError(f"{self._missing()}; no more lines fit into {self._most_bytes:,} bytes")
             if self._failure:
                 raise self._failure
-            self._waiting.append(_Message(self._broker.topic_of(model), line, confirmed))
-            self._waiting_bytes += len(line)
-            self._unconfirmed += 1
+            for line in lines:
+                self._last = _Message(self._broker.topic_of(model), line, [])
+                self._waiting.append(self._last)
+                self._waiting_bytes += len(line)
+                self._unconfirmed += 1
+            if self._last and self._unconfirmed:
+                self._last.confirmed.append(confirmed)
+            else:
+                confirmed()
         self._news.put(lambda: None)
 
     def _flush(self, patience_s: float) -> None:
@@ -283,8 +291,9 @@ class MqttResults:
             return
         self._proven.add(message.topic)
         self._may_publish = self._may_publish or not (self._sent or self._is_away)
-        message.confirmed()
         with self._changed:
+            for confirmed in message.confirmed:
+                confirmed()
             self._waiting_bytes -= len(message.line)
             self._unconfirmed -= 1
             self._changed.notify_all()

@@ -8,8 +8,9 @@ video_file.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -20,22 +21,27 @@ from numpy.typing import NDArray
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import kept_on_disk
 from tvm_pipeline_video.errors import VideoError
-from tvm_pipeline_video.service.home_assistant import HomeAssistant
+from tvm_pipeline_video.service.home_assistant import HomeAssistant, slug
 from tvm_pipeline_video.service.log_files import appending, segment_numbers, segment_path
 from tvm_pipeline_video.service.mqtt_results import MqttResults, is_broker, parse_broker
-from tvm_pipeline_video.service.result_lines import ResultLine
+from tvm_pipeline_video.service.result_lines import ObjectLine, ResultLine, object_line
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import (
     Analysis,
     Frame,
     JsonLines,
+    ObjectEvent,
     Overlay,
+    Tracking,
     VideoFile,
     draw,
+    jpeg,
     json_line,
+    naming,
 )
 
 ROUNDING_S = 1e-6  # of the times of frames
+MOST_OF_NAME = 40  # characters of a source, in the name of a picture
 MOST_PATIENCE_S, WATCHDOG_SHARE = 60.0, 0.8  # of a wait for a broker
 
 
@@ -45,6 +51,7 @@ class ResultFiles:
     Attributes:
         lines: the file of each frame's line; None where no lines are wanted, or they go to a broker.
         video: where the drawn frames go; None where no video is wanted.
+        tells_events: whether lines are those of events of objects, in place of frames.
 
     Args:
         fps: of the video.
@@ -58,6 +65,8 @@ class ResultFiles:
         self.video: VideoFile | None = None
         self._broker: MqttResults | None = None
         self._devices: HomeAssistant | None = None
+        self._tracking = Tracking.from_toml(settings.tracking) if settings.tracking else None
+        self.tells_events = self._tracking is not None and self._tracking.results == "events"
         self._results, self._output, self._segment_s = settings.results, settings.output, settings.segment
         if self._results and is_broker(self._results):
             # A write that waits must end before the watchdog takes its stage for a failed one.
@@ -114,26 +123,54 @@ class ResultFiles:
         picture: NDArray[np.uint8] | None,
         written: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a frame's line and its picture, which is drawn now unless it is given.
+        """Write a frame's line, or those of its events, and its picture, which is drawn now unless it is given.
 
         Args:
             label: of its model, empty where the run has one.
-            written: is called when both are written; where lines go to a broker, later and in another thread.
+            written: is called when all is written; where lines go to a broker, later and in another thread.
         """
         self.begin_frame(label, line.counted_as, seen.frame.clock_s)
-        if self.lines:
-            self.lines.write(line)
+        snapshot = self._snapshot(seen, line.counted_as)
+        path, jpg = snapshot or (None, None)
+        lines = _lines(seen.events, seen.frame, label, path) if self.tells_events else [line]
+        self._to_file(lines)
         if self.video:
             if picture is None:
                 figures = self._overlay(line.latency_s) if self._overlay else ""
                 picture = draw(seen.frame.image, seen.annotations, figures)
             self.video.write(picture)
         if self._devices:
-            self._devices.see(line, label)
+            self._devices.see(line, label, jpg)
         if self._broker:
-            self._broker.write(json_line(line), label, written)
+            self._broker.write([json_line(one) for one in lines], label, written)
         else:
             written()
+
+    def write_last(self, events: Sequence[ObjectEvent], frame: Frame, label: str) -> None:
+        """Write the lines of what becomes of objects when their source ends, after its last frame."""
+        lines = _lines(events, frame, label)
+        self._to_file(lines)
+        if self._broker:
+            self._broker.write([json_line(line) for line in lines], label, lambda: None)
+
+    def _to_file(self, lines: Sequence[object]) -> None:
+        if self.lines:
+            for line in lines:
+                self.lines.write(line)
+
+    def _snapshot(self, seen: Analysis[Frame], source: str) -> tuple[Path, bytes] | None:
+        """Write the picture of the objects that appear in a frame, where there are any and pictures are wanted."""
+        appeared = [event.annotation for event in seen.events if event.kind == "appears"]
+        if not appeared or self._tracking is None or self._tracking.snapshots is None:
+            return None
+        time_of_day = datetime.now().strftime("%Y%m%d-%H%M%S")
+        name = "-".join(
+            [time_of_day, slug(source)[-MOST_OF_NAME:], *(f"{slug(one.label)}-{one.track}" for one in appeared[:3])]
+        )
+        path, picture = self._tracking.snapshots / f"{name}.jpg", jpeg(draw(seen.frame.image, appeared))
+        with naming(str(path)):
+            path.write_bytes(picture)
+        return path, picture
 
     def begin_frame(self, model: str, source: str, time_s: float) -> None:
         """Go on in the next segment if this one is long enough by the times of the source's frames (`clock_s`)."""
@@ -165,3 +202,9 @@ class ResultFiles:
 
     def _named(self, path: Path) -> Path:
         return path if self._segment_s is None else segment_path(path, self._number)
+
+
+def _lines(
+    events: Sequence[ObjectEvent], frame: Frame, label: str, snapshot: Path | None = None
+) -> Sequence[ObjectLine]:
+    return [object_line(one, frame, label, snapshot if one.kind == "appears" else None) for one in events]

@@ -1,17 +1,19 @@
-"""One schema for the result of a frame, wherever it goes: a file of JSON lines, standard output, an MQTT topic.
+"""One schema for results, wherever they go: a file of JSON lines, standard output, an MQTT topic.
 
-docs/results.md explains the fields, and docs/results.schema.json is what `schema` returns. Read next: result_files.py
-and mqtt_results.py, which write lines.
+docs/results.md and docs/tracking.md explain the fields of a frame's line and of an object's; docs/results.schema.json
+and docs/objects.schema.json are what `schema` returns of them. Read next: result_files.py and mqtt_results.py, which
+write lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tvm_pipeline_video.service.video_extra import Analysis, Annotation, Frame
+from tvm_pipeline_video.service.video_extra import Analysis, Annotation, Frame, ObjectEvent
 
 
 class OutputSummary(msgspec.Struct, frozen=True):
@@ -61,6 +63,53 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.tag or self.source
 
 
+class ObjectLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an object that is followed. A field without a value is left out.
+
+    Attributes:
+        event: appears, moves, enters or exits (a zone), crosses (a line), or leaves.
+        object: its last annotation, with its number as `track`.
+        seconds: for which it has been there; in the zone, of `enters` and `exits`.
+        frame, time_s, source, model, tag: of the frame in which it happened, as in the line of a frame.
+        zone: the name of the zone that it enters or exits.
+        line: the name of the line that it crosses.
+        direction: in or out, of a crossing.
+        snapshot: the file with the picture of the frame, of an object that appears.
+    """
+
+    event: str
+    object: Annotation
+    seconds: float
+    frame: int
+    time_s: float
+    source: str
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    tag: str | msgspec.UnsetType = msgspec.UNSET
+    zone: str | msgspec.UnsetType = msgspec.UNSET
+    line: str | msgspec.UnsetType = msgspec.UNSET
+    direction: str | msgspec.UnsetType = msgspec.UNSET
+    snapshot: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def object_line(event: ObjectEvent, frame: Frame, model: str = "", snapshot: Path | None = None) -> ObjectLine:
+    """Return the line of an event in a frame of the model of that label."""
+    is_crossing = event.kind == "crosses"
+    return ObjectLine(
+        event=event.kind,
+        object=event.annotation,
+        seconds=event.seconds,
+        frame=frame.index,
+        time_s=frame.time_s,
+        source=frame.source,
+        model=model or msgspec.UNSET,
+        tag=frame.tag or msgspec.UNSET,
+        zone=event.place if event.place and not is_crossing else msgspec.UNSET,
+        line=event.place if is_crossing else msgspec.UNSET,
+        direction=event.direction or msgspec.UNSET,
+        snapshot=str(snapshot) if snapshot else msgspec.UNSET,
+    )
+
+
 def result_line(
     seen: Analysis[Frame], *, decoded: bool, stand_ins: Mapping[str, str] | None = None, model: str = ""
 ) -> ResultLine:
@@ -91,11 +140,11 @@ def result_line(
     )
 
 
-def schema() -> dict[str, Any]:
+def schema(kind: type[ResultLine] | type[ObjectLine] = ResultLine) -> dict[str, Any]:
     """Return the JSON schema of a line.
 
     Examples:
         >>> schema()["$defs"]["ResultLine"]["required"]
         ['frame', 'time_s', 'latency_s', 'source', 'annotations']
     """
-    return msgspec.json.schema(ResultLine)
+    return msgspec.json.schema(kind)

@@ -63,12 +63,15 @@ from tvm_pipeline_video.service.video_extra import (
     Annotation,
     Application,
     Decoder,
+    Follow,
     Frame,
     Interpretation,
     Outputs,
     Overlay,
     Preprocessing,
     Request,
+    Trackers,
+    Tracking,
     Transform,
     decoder_name,
     draw,
@@ -295,6 +298,8 @@ def opened_models(
             found = _interpreted(settings, index, bundle)
             for line in found.said:
                 listener.say(f"{label}: {line}" if label else line)
+            tracking = _tracking(settings)
+            trackers = Trackers(tracking) if tracking else None
             sources: ModelSources | ChangingInputs
             if settings.wait:
                 listener.say(
@@ -302,7 +307,7 @@ def opened_models(
                 )
                 planned, sources = plan_alone(settings, bundle, plans[index]), ChangingInputs(settings, counts)
                 stack.callback(sources.close)
-                opened.append(_OpenModel(label, bundle, found, planned, sources))
+                opened.append(_OpenModel(label, bundle, found, planned, sources, trackers))
                 continue
             inputs = specs, policies[own]
             planned = _planned(settings, path, bundle, plans[index], inputs, found, listener, meter)
@@ -318,7 +323,7 @@ def opened_models(
                     settings.hardware_decoding,
                 )
             )
-            opened.append(_OpenModel(label, bundle, found, planned, sources))
+            opened.append(_OpenModel(label, bundle, found, planned, sources, trackers))
         write = stack.enter_context(writing(opened, settings, keeps_results))
         models = []
         for index, one in enumerate(opened):
@@ -359,6 +364,11 @@ class _OpenModel:
     found: Interpretation
     planned: HostPlan
     sources: ModelSources | ChangingInputs
+    trackers: Trackers | None
+
+
+def _tracking(settings: Settings) -> Tracking | None:
+    return Tracking.from_toml(settings.tracking) if settings.tracking else None
 
 
 def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretation:
@@ -402,6 +412,7 @@ def _planned(
             video=settings.output.suffix.lower() if settings.output else "",
             lines=bool(settings.results),
             overlay=settings.overlay,
+            trackers=partial(Trackers, tracking) if (tracking := _tracking(settings)) else None,
             hardware=settings.hardware_decoding,
         )
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
@@ -464,6 +475,7 @@ def _running(
             settings.rate,
             sources.place,
             Overlay() if settings.overlay else None,
+            opened.trackers,
         )
     host = application.host if application else None
     compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)
@@ -488,7 +500,7 @@ def _running(
         return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
     decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
     preprocessing = opened.found.preprocessing
-    results = partial(stream, pipeline, sources.frames, preprocessing, decoder)
+    results = partial(stream, pipeline, sources.frames, preprocessing, decoder, follow=opened.trackers)
     model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
     graph = bundle.compiled.graph
     if carry_of(graph):
@@ -497,7 +509,9 @@ def _running(
         shape, warm = graph.inputs[0].shape, model.ready.set
         # Sources that are there already, as after a crash, do not wait for what a change of plan needs.
         replans = strategy is not None and not settings.source
-        model.results = warmed_results(pipeline, sources.frames, preprocessing, decoder, shape, warm, replans=replans)
+        model.results = warmed_results(
+            pipeline, sources.frames, preprocessing, decoder, shape, warm, opened.trackers, replans=replans
+        )
     return model
 
 
@@ -530,6 +544,9 @@ def writing(opened: Sequence[_OpenModel], settings: Settings, keeps_results: boo
                 files.write(seen, line, label, picture, partial(model.sources.count, line.counted_as, line.frame))
 
         yield write
+        for one in opened if files.tells_events else ():
+            for frame, events in one.trackers.end() if one.trackers else ():
+                files.write_last(events, frame, one.label)
 
 
 @contextmanager
@@ -613,6 +630,7 @@ def warmed_results(
     decoder: Decoder | None,
     input_shape: tuple[int, ...],
     warm: Callable[[], None],
+    follow: Follow | None = None,
     *,
     replans: bool,
 ) -> Callable[[Callable[[], bool]], Iterator[Analysis[Frame]]]:
@@ -638,7 +656,7 @@ def warmed_results(
             yield from frames
 
         try:
-            for seen in stream(pipeline, taken(), preprocessing, decoder, stopped):
+            for seen in stream(pipeline, taken(), preprocessing, decoder, stopped, follow):
                 if seen.frame is noise:
                     pipeline.reset_statistics()
                     if replans:

@@ -137,6 +137,12 @@ class Settings:
         "many, its rate and its latency.",
         panel="Output",
     )
+    tracking: Path | None = setting(
+        None,
+        "TOML with how objects are followed over frames, and with zones and lines: `results` then gets a line for each "
+        "event of an object, such as that it enters a zone.",
+        panel="Output",
+    )
     overlay: bool = setting(
         False, "Draw the frame rate and the latency of the moment into the video of `output`.", panel="Output"
     )
@@ -251,6 +257,7 @@ class Settings:
 
         self._check_sources()
         self._check_tags()
+        self._check_tracking()
         self._check_waiting()
         check_hardware(self.hardware_decoding)
         if self.limit is not None and self.limit < 1:
@@ -293,6 +300,7 @@ class Settings:
             self.platform,
             self.preprocessing,
             self.control,
+            self.tracking,
             config,
         )
         code = (name.rpartition(":")[0] for name in self.decoder)
@@ -382,6 +390,15 @@ class Settings:
                 )
             if self.tag.count(tag) > 1:
                 raise OptionError(f"`tag` {tag} is given twice; lines could not tell their sources apart", option="tag")
+
+    def _check_tracking(self) -> None:
+        from tvm_pipeline_video.service.video_extra import Tracking
+
+        if self.tracking and not self.wait:
+            names = self.tag or [shown(spec) for spec in self.source]
+            Tracking.from_toml(self.tracking).check_sources(names)
+        elif self.tracking:
+            Tracking.from_toml(self.tracking)
 
     def _check_waiting(self) -> None:
         if self.status and not self.wait:

@@ -32,7 +32,7 @@ try:
         stream,
     )
     from tvm_pipeline_video.analysis import Outputs, decoder_name
-    from tvm_pipeline_video.annotations import Overlay
+    from tvm_pipeline_video.annotations import Overlay, jpeg
     from tvm_pipeline_video.application import Application
     from tvm_pipeline_video.decoders import FAMILIES, Request, check_name, choose, is_known, read_labels
     from tvm_pipeline_video.decoding import USUAL_FPS
@@ -42,7 +42,8 @@ try:
     from tvm_pipeline_video.interpret import Interpretation, interpret
     from tvm_pipeline_video.preprocessing import Transform, picture_input, preprocess
     from tvm_pipeline_video.rehearsals import HostSetting, Rehearsal
-    from tvm_pipeline_video.sinks import json_line
+    from tvm_pipeline_video.sinks import json_line, naming
+    from tvm_pipeline_video.tracking import Follow, ObjectEvent, Trackers, Tracking
     from tvm_pipeline_video.video_file import VIDEO_EXTENSIONS
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
@@ -55,6 +56,7 @@ __all__ = [
     "Annotation",
     "Application",
     "Decoder",
+    "Follow",
     "Frame",
     "HostSetting",
     "Interpretation",
@@ -62,6 +64,7 @@ __all__ = [
     "LiveSet",
     "LiveSource",
     "LiveStatistics",
+    "ObjectEvent",
     "Outputs",
     "Overlay",
     "Policy",
@@ -70,6 +73,8 @@ __all__ = [
     "Rehearsal",
     "Request",
     "Source",
+    "Trackers",
+    "Tracking",
     "Transform",
     "VideoError",
     "VideoFile",
@@ -82,8 +87,10 @@ __all__ = [
     "host_devices",
     "interpret",
     "is_known",
+    "jpeg",
     "json_line",
     "merge",
+    "naming",
     "open_source",
     "parse_policy",
     "picture_input",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from io import BytesIO
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from tvm_pipeline_video.annotations import jpeg
 
 LARGEST = 960  # pixels: enough for a page; encoding whole frames of a large camera would take a core
 PERIOD_S = 0.2  # at least, between two pictures
@@ -42,15 +42,6 @@ class Preview(Generic[Seen]):
         with self._drawing:
             began_s, latest = time.monotonic(), self._latest()
             if latest is not None and latest is not self._shown and began_s >= self._next_s:
-                self._jpeg, self._shown = jpeg(self._drawn(latest)), latest
+                self._jpeg, self._shown = jpeg(self._drawn(latest), LARGEST), latest
                 self._next_s = began_s + max(PERIOD_S, (time.monotonic() - began_s) / MOST_WORK)
             return self._jpeg
-
-
-def jpeg(image: NDArray[np.uint8]) -> bytes:
-    """Return a frame (uint8 HxWx3 RGB) as JPEG, made smaller if a side is longer than 960 pixels."""
-    picture = Image.fromarray(image)
-    picture.thumbnail((LARGEST, LARGEST))
-    file = BytesIO()
-    picture.save(file, "JPEG", quality=80)
-    return file.getvalue()

@@ -15,7 +15,6 @@ from PIL import Image
 
 from tests.support import example_models
 from tests.support.parts import needs
-from tvm_pipeline_video import Annotation
 
 needs("tvm")
 
@@ -49,29 +48,6 @@ def film(tmp_path_factory) -> Path:
             picture[36:40, 52 - 4 * number : 56 - 4 * number] = 255
         Image.fromarray(picture).save(folder / f"{number:02}.png")
     return folder
-
-
-@pytest.mark.thorough
-def test_faces_keep_their_numbers_over_the_film(example, detector, film, tmp_path, capsys):
-    video = tmp_path / "out.mp4"
-    example("track").main([str(film), "--model", str(detector), "--seconds", "0", "--output", str(video)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10
-    first = {int(x) for x in re.findall(r"face 1 at (\d+), 10", "\n".join(lines))}
-    second = {int(x) for x in re.findall(r"face 2 at (\d+), 38", "\n".join(lines))}
-    assert first == {4 * number + 10 for number in range(10)}
-    assert second == {54 - 4 * number for number in range(10) if number not in (4, 5)}
-    assert not re.search(r"face [^12]", "\n".join(lines))
-    assert video.stat().st_size > 500
-
-
-def test_a_face_that_is_gone_for_long_is_another_one(example):
-    tracker = example("track").Tracker()
-    face = [Annotation("face", 0.9, (0.0, 0.0, 10.0, 10.0))]
-    assert [one.label for one in tracker.update(face)] == ["face 1"]
-    for _ in range(example("track").PATIENCE + 1):
-        tracker.update([])
-    assert [one.label for one in tracker.update(face)] == ["face 2"]
 
 
 @pytest.mark.thorough
@@ -134,13 +110,8 @@ REAL = pytest.mark.skipif(
 
 
 @REAL
-def test_a_cyclist_is_followed_and_has_landmarks(example, capsys):
+def test_a_cyclist_has_landmarks(example, capsys):
     packaged = example("packaged")
-    example("track").main(["--frames", "44"])
-    followed = re.findall(r"face (\d+) at (\d+)", capsys.readouterr().out)
-    ridden = [int(x) for number, x in followed if number == followed[0][0]]
-    assert len(ridden) >= 10
-    assert max(ridden) - min(ridden) > 200
     example("landmarks").main([str(packaged.fetch(packaged.BIKES)), "--frames", "44"])
     assert len(re.findall("a face at", capsys.readouterr().out)) >= 10
 

@@ -25,6 +25,7 @@ from tvm_pipeline_video import (
     preprocess,
 )
 from tvm_pipeline_video.decoders.labels import COCO, read_labels
+from tvm_pipeline_video.detections import tracking_package
 
 ULTRALYTICS = {"task": "detect", "names": "{0: 'cat', 1: 'dog'}"}
 SIZE = (96, 64)
@@ -255,9 +256,8 @@ def test_a_preset_or_a_file_that_is_not_there(tmp_path) -> None:
 
 
 def test_detections_of_supervision() -> None:
-    needs("supervision")
-    import supervision
-
+    needs("tracking")
+    supervision = tracking_package("supervision")
     mask = Mask.of(np.eye(4))
     found = [
         Annotation("dog", 0.5, (1.0, 2.0, 3.0, 4.0), mask=mask),
@@ -276,5 +276,5 @@ def test_detections_of_supervision() -> None:
 
 def test_detections_without_supervision_name_the_package(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "supervision", None)
-    with pytest.raises(PipelineError, match="pip install supervision"):
+    with pytest.raises(PipelineError, match=r"pip install .tvm-pipeline\[tracking\]"):
         detections([])

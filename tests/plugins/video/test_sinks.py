@@ -26,7 +26,16 @@ def test_one_object_a_line_with_numpy_values(tmp_path: Path) -> None:
         assert path.read_bytes().count(b"\n") == 2  # at once
     first, second = map(json.loads, path.read_text().splitlines())
     assert first == {"frame": 0, "scores": [0.5, 0.25], "best": 3}
-    assert second == {"label": "cat", "score": 0.5, "box": [1, 2, 3, 4], "points": [], "polygon": [], "mask": None}
+    assert second == {
+        "label": "cat",
+        "score": 0.5,
+        "box": [1, 2, 3, 4],
+        "points": [],
+        "polygon": [],
+        "mask": None,
+        "track": None,
+        "zones": [],
+    }
 
 
 def test_older_results_are_replaced_and_an_exception_keeps_what_came(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ CONFIG, STATUS = "homeassistant/device/", "cameras/home_assistant/status"
 # What the pages of Home Assistant say of a component: https://www.home-assistant.io/integrations/binary_sensor.mqtt and
 # sensor.mqtt, with the classes of integrations/binary_sensor and integrations/sensor.
 KEYS = {"name", "value_template", "platform", "unique_id", "device_class", "entity_category"}
-MORE = {"binary_sensor": set(), "sensor": {"state_class", "unit_of_measurement"}}
-CLASSES = {"binary_sensor": {"occupancy", "running"}, "sensor": {"duration"}}
+# image.mqtt has an image_topic, whose pictures are JPEG where nothing else is given.
+MORE = {"binary_sensor": set(), "sensor": {"state_class", "unit_of_measurement"}, "image": {"image_topic"}}
+CLASSES = {"binary_sensor": {"occupancy", "running"}, "sensor": {"duration"}, "image": set()}
 
 
 def line(*labels: str, tag: str = "gate") -> ResultLine:
@@ -46,7 +47,8 @@ def check_discovery(topic: str, payload: bytes) -> dict[str, Any]:
     assert len({part["unique_id"] for part in parts.values()}) == len(parts)
     for part in parts.values():
         kind = part["platform"]
-        assert {"name", "value_template", "platform", "unique_id"} <= part.keys() <= KEYS | MORE[kind]
+        needed = {"name", "image_topic" if kind == "image" else "value_template", "platform", "unique_id"}
+        assert needed <= part.keys() <= KEYS | MORE[kind]
         assert part.get("device_class") in (CLASSES[kind] | {None})
         assert part.get("state_class", "measurement") == "measurement"
         if part.get("device_class") == "duration":
@@ -120,6 +122,19 @@ def test_a_camera_is_a_device_with_its_labels(broker: Broker) -> None:
         home.see(line("dog", tag="yard"), "faces")
         assert until(lambda: seen.config["device"]["name"] == "yard, faces")
     assert until(lambda: seen.of(STATUS) == b"offline")
+
+
+def test_zones_have_sensors_and_the_last_snapshot_is_an_image(broker: Broker) -> None:
+    inside = Annotation("person", 0.9, track=1, zones=("drive",))
+    seen_now = ResultLine(frame=1, time_s=0.0, latency_s=0.03, source="gate", annotations=[inside])
+    with Reader(broker) as reader, devices(broker) as home:
+        seen = Seen(reader)
+        home.see(seen_now, "", b"a picture")
+        assert until(lambda: "snapshot" in seen.config["components"])
+        parts = seen.config["components"]
+        assert parts["person_in_drive_found"]["name"] == "person in drive"
+        assert until(lambda: seen.of(parts["snapshot"]["image_topic"]) == b"a picture")
+        assert until(lambda: seen.state["found"] == {"person": True, "person_in_drive": True})
 
 
 def test_a_service_that_starts_again_keeps_the_labels(broker: Broker) -> None:

@@ -49,7 +49,7 @@ class Lines:
     def write(self, count: int) -> None:
         for _ in range(count):
             number = self.written
-            self.results.write(b"%d" % number, "", lambda number=number: self.confirmed.append(number))
+            self.results.write([b"%d" % number], "", lambda number=number: self.confirmed.append(number))
             self.written += 1
 
     def write_within(self, count: int, broker: Broker, error: Exception | None = None) -> None:
@@ -142,7 +142,7 @@ def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
         assert f"film.mp4: h264 is decoded {by}" in outcome.err
         other = ResultLine(frame=7, time_s=0.0, latency_s=0.0, source="film", annotations=[], model="net")
         with ResultFiles(Settings(results=broker.address("cameras/gate")), 25.0, keeps=False) as files:
-            files.write(SimpleNamespace(frame=SimpleNamespace(clock_s=0.0)), other, "net", None)
+            files.write(SimpleNamespace(frame=SimpleNamespace(clock_s=0.0), events=()), other, "net", None)
         assert until(lambda: len(reader.seen) == 41)
     # The first line of a topic has QoS 1, so it may overtake lines of another topic, which have QoS 2.
     lines, others = (
@@ -252,11 +252,11 @@ def test_a_broker_that_refuses_is_said(tmp_path):
             address = parse_broker(broker.address(topic, user))
             results = MqttResults(address, patience_s=5)
             with pytest.raises(OptionError, match=said) as refused, results:
-                results.write(b"{}", "", lambda: None)
+                results.write([b"{}"], "", lambda: None)
             assert user.partition(":")[2] not in str(refused.value)
         done = []
         with MqttResults(parse_broker(broker.address("mine/a", "me:hush")), patience_s=5) as results:
-            results.write(b"{}", "", lambda: done.append(1))
+            results.write([b"{}"], "", lambda: done.append(1))
         assert done == [1]
     with pytest.raises(RunError, match=r"cannot reach .*Connection refused; start the broker"):
         MqttResults(address, patience_s=5).__enter__()

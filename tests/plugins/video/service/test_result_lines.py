@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tvm_pipeline.runtime import Result
-from tvm_pipeline_video.service.result_lines import ResultLine, result_line, schema
+from tvm_pipeline_video.service.result_lines import ObjectLine, ResultLine, result_line, schema
 from tvm_pipeline_video.service.video_extra import Analysis, Annotation, Frame
 from tvm_pipeline_video.sinks import json_line
 from tvm_pipeline_video.sources import LiveFrame
@@ -80,7 +80,7 @@ def test_the_schema_refuses_what_is_no_line(wrong) -> None:
 
 
 def fields(name: str = "ResultLine", prefix: str = "") -> Iterator[str]:
-    definitions = schema()["$defs"]
+    definitions = schema(ObjectLine if name == "ObjectLine" else ResultLine)["$defs"]
     for field, kind in definitions[name]["properties"].items():
         yield prefix + field
         parts = [("[]", kind.get("items", {})), (".*", kind.get("additionalProperties", {}))]
@@ -96,7 +96,16 @@ def test_the_page_explains_every_field() -> None:
     assert msgspec.json.decode(example, type=ResultLine).annotations[0].label == "face"
 
 
-def test_the_file_beside_the_page_is_the_schema() -> None:
-    """Write it anew: python -c "import json; from tvm_pipeline_video.service.result_lines import schema;
-    print(json.dumps(schema(), indent=2))" > docs/results.schema.json"""
-    assert json.loads((DOCS / "results.schema.json").read_text()) == json.loads(json.dumps(schema()))
+def test_the_page_of_objects_explains_every_field() -> None:
+    page = (DOCS / "tracking.md").read_text()
+    own = {field for field in fields("ObjectLine") if not field.startswith("object.")}
+    assert own <= set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert msgspec.json.decode(example, type=ObjectLine).object.track == 3
+
+
+@pytest.mark.parametrize(("name", "kind"), [("results", ResultLine), ("objects", ObjectLine)])
+def test_the_file_beside_the_page_is_the_schema(name, kind) -> None:
+    """Write it anew: python -c "import json; from tvm_pipeline_video.service.result_lines import *;
+    print(json.dumps(schema(ResultLine), indent=2))" > docs/results.schema.json"""
+    assert json.loads((DOCS / f"{name}.schema.json").read_text()) == json.loads(json.dumps(schema(kind)))

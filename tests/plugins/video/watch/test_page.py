@@ -40,7 +40,7 @@ def test_the_page_needs_nothing_from_elsewhere():
 def test_the_page_draws_a_run_in_chromium(tmp_path):
     needs("PIL")
     from tests.plugins.video.watch.test_live_watch import plan_of
-    from tvm_pipeline_video.watch.picture import jpeg
+    from tvm_pipeline_video.annotations import jpeg
 
     names = [f"op{index}" for index in range(OPERATORS)]
     model = chain_model(OPERATORS, hooks={("op0", "d0"): busy(0.002), ("op9", "d1"): busy(0.001)})
@@ -100,8 +100,9 @@ def test_a_large_frame_is_made_smaller_for_the_page():
     needs("PIL")
     from PIL import Image
 
-    from tvm_pipeline_video.watch.picture import jpeg
+    from tvm_pipeline_video.annotations import jpeg
+    from tvm_pipeline_video.watch.picture import LARGEST
 
-    with Image.open(BytesIO(jpeg(np.full((1080, 1920, 3), (0, 255, 0), np.uint8)))) as picture:
+    with Image.open(BytesIO(jpeg(np.full((1080, 1920, 3), (0, 255, 0), np.uint8), LARGEST))) as picture:
         assert (picture.format, picture.size) == ("JPEG", (960, 540))
         assert picture.getpixel((480, 270))[1] > 240
