@@ -8,14 +8,15 @@
     /state     `FleetStatus` as JSON
     /          a page that draws it
 
-Who may ask, and within which limits: `tvm_pipeline_video/watch/site.py`.
+Who may ask, and within which limits: `tvm_pipeline_video/http_server.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from email.message import Message
 from http import HTTPStatus
+
+from starlette.datastructures import Headers
 
 from tvm_pipeline_hosts.fleet.fleet_metrics import new_registry
 from tvm_pipeline_hosts.fleet.messages import FleetStatus
@@ -42,7 +43,7 @@ class FleetSite(Site):
         self._registry = new_registry(status)
         super().__init__(address, port, token=token)
 
-    def answer(self, path: str, query: str, headers: Message) -> Reply:
+    def answer(self, path: str, query: str, headers: Headers) -> Reply:
         match path:
             case "/":
                 return page_reply(__package__, "fleet_page.html")

@@ -73,7 +73,8 @@ def command(
     # What is not installed is told before a model is compiled.
     if frigate:
         from tvm_pipeline_video.service.frigate import interpretation, serve
-    from tvm_pipeline_video.service.inference import InferenceModel, address_of, serving
+    else:
+        from tvm_pipeline_video.service.inference import InferenceModel, address_of, serving
     from tvm_pipeline_video.service.listener import Listener
     from tvm_pipeline_video.service.model_bundle import is_model, opened_model, settings_beside
     from tvm_pipeline_video.service.running_model import plan_alone

@@ -6,9 +6,7 @@ with it. Read next: inference_http.py and inference_grpc.py, which speak it over
 
 from __future__ import annotations
 
-import hmac
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +20,9 @@ from numpy.typing import NDArray
 
 import tvm_pipeline
 from tvm_pipeline import OperatorGraph, Tensor
-from tvm_pipeline.addresses import is_loopback
 from tvm_pipeline.errors import OptionError, PipelineClosedError, PipelineError
 from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline_video.http_server import answering, check_address, listening
 
 # The names that the protocol has for types.
 DATATYPES = {
@@ -209,11 +207,6 @@ def dtype_of(name: str, datatype: str, shape: Sequence[int], known: Mapping[str,
     return dtype
 
 
-def has_token(authorization: str, token: str) -> bool:
-    """Return whether the header of a request carries the token; every request does where there is none."""
-    return not token or hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
-
-
 def about_server() -> dict[str, Any]:
     """Return what a client learns of the server."""
     return {
@@ -225,23 +218,16 @@ def about_server() -> dict[str, Any]:
 
 def address_of(option: str, text: str, token: str, *, allow_others: bool) -> tuple[str, int]:
     """Return host and port of PORT or ADDRESS:PORT, the value of an option; raise OptionError where it may not be."""
-
-    def refusal(why: str) -> OptionError:
-        return OptionError(f"`{option}` {text}: {why}", option=option, value=text)
-
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not port.isdecimal() or int(port) >= 1 << 16:
-        raise refusal("give PORT or ADDRESS:PORT, such as 127.0.0.1:8000")
-    try:
-        resolved = str(socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError) as error:
-        raise refusal(f"this machine knows no such address ({error}); try 127.0.0.1") from error
-    if not is_loopback(resolved) and not (allow_others and token):
-        raise refusal(
-            "other machines reach this address: give `allow_others` and a token (TVM_PIPELINE_TOKEN), or listen on "
-            "127.0.0.1. The token and the arrays cross the network as they are"
+    if not port.isdecimal():
+        raise OptionError(
+            f"`{option}` {text}: give PORT or ADDRESS:PORT, such as 127.0.0.1:8000", option=option, value=text
         )
+    needed = (
+        "give `allow_others` and a token (TVM_PIPELINE_TOKEN), which crosses the network as it is, as the arrays do"
+    )
+    check_address(option, host, int(port), needed="" if allow_others and token else needed)
     return host, int(port)
 
 
@@ -259,17 +245,13 @@ def serving(
         if http:
             from tvm_pipeline_video.service import inference_http
 
-            listening = stack.enter_context(_listening(http))
-            server = inference_http.server_of(model, token)
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http")
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(setattr, server, "should_exit", True)
-            _log.info("%s over HTTP at %s", model.name, "http://{}:{}".format(*listening.getsockname()[:2]))
+            at = listening("http", *http)
+            stack.enter_context(answering(inference_http.application(model, token), at, "http"))
+            _log.info("%s over HTTP at %s", model.name, "http://{}:{}".format(*http))
         if grpc:
             from tvm_pipeline_video.service import inference_grpc
 
-            _listening(grpc).close()  # gRPC says little of why it cannot listen
+            listening("grpc", *grpc).close()  # gRPC says little of why it cannot listen
             host, port = grpc
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             rpc, port = inference_grpc.server_of(model, address, token)
@@ -277,15 +259,3 @@ def serving(
             stack.callback(lambda: rpc.stop(1.0).wait())
             _log.info("%s over gRPC at %s:%d", model.name, host, port)
         yield
-
-
-def _listening(address: tuple[str, int]) -> socket.socket:
-    try:
-        made = socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        # Connections inherit it. asyncio sets it for sockets of another kind alone; without it each answer waits 40 ms.
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
-    except OSError as error:
-        raise OptionError(
-            f"cannot listen at {address[0]}:{address[1]} ({error.strerror}); give another port"
-        ) from error

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline import PipelineError
-from tvm_pipeline.addresses import names_an_address
 from tvm_pipeline_video.service.inference import (
     DATATYPES,
     PATIENCE_S,
@@ -24,17 +23,17 @@ from tvm_pipeline_video.service.inference import (
     RequestError,
     about_server,
     dtype_of,
-    has_token,
 )
 
 try:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.datastructures import Headers
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
+
+    from tvm_pipeline_video.http_server import refusal
 except ImportError as error:
     raise PipelineError(f"`http` needs an extra: pip install 'tvm-pipeline[kserve]' ({error})") from error
 
@@ -125,27 +124,14 @@ def application(model: InferenceModel, token: str = "") -> Starlette:
 
 
 class _Door:
-    """Refuses requests without the token, or without one those that name a site (see `names_an_address`)."""
+    """Refuses requests as `http_server.refusal` has it."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._token = app, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = Headers(scope=scope)
-        refusal = None
-        if not has_token(headers.get("authorization", ""), self._token):
-            refusal = _json({"error": "give the token: Authorization: Bearer TOKEN"}, 401)
-        elif not self._token and not names_an_address(headers.getlist("host")):
-            refusal = _json({"error": "ask for this server by its address or as localhost, or give it a token"}, 403)
-        await (refusal or self._app)(scope, receive, send)
-
-
-def server_of(model: InferenceModel, token: str = "") -> uvicorn.Server:
-    """Return a server; its `run(sockets=[...])` blocks until its `should_exit` is set."""
-    config = uvicorn.Config(
-        application(model, token), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=60
-    )
-    return uvicorn.Server(config)
+        refused = refusal(Headers(scope=scope), self._token)
+        await (_json({"error": refused[1]}, refused[0]) if refused else self._app)(scope, receive, send)
 
 
 def most_bytes(model: InferenceModel) -> int:

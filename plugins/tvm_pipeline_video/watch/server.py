@@ -17,10 +17,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from email.message import Message
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
 
 from tvm_pipeline import Stage
 from tvm_pipeline.errors import OptionError
@@ -66,7 +67,7 @@ class WatchServer(Site):
         self._drawn: tuple[tuple[Stage, ...], bytes] | None = None
         super().__init__(address, port, token=token)
 
-    def answer(self, path: str, query: str, headers: Message) -> Reply:
+    def answer(self, path: str, query: str, headers: Headers) -> Reply:
         match path:
             case "/":
                 return page_reply(__package__, "page.html")

@@ -31,7 +31,7 @@ from tritonclient.utils import InferenceServerException
 
 from tvm_pipeline import Operator, OperatorGraph, Pipeline, Tensor
 from tvm_pipeline.errors import OptionError, StageError
-from tvm_pipeline_video.service import inference
+from tvm_pipeline_video.http_server import listening
 from tvm_pipeline_video.service.inference import DATATYPES, InferenceModel, address_of, serving
 
 X, N = Tensor("x", (1, 4)), Tensor("n", (2,), "int32")
@@ -236,7 +236,7 @@ def test_requests_that_make_no_sense_get_an_error_and_the_others_go_on() -> None
     ("text", "token", "others", "message"),
     [
         ("eighty", "", False, "give PORT or ADDRESS:PORT"),
-        ("70000", "", False, "give PORT or ADDRESS:PORT"),
+        ("70000", "", False, "a port is a number from 0 to 65535"),
         ("0.0.0.0:8000", "", False, "other machines reach this address"),
         ("0.0.0.0:8000", "", True, "other machines reach this address"),
         ("0.0.0.0:8000", TOKEN, False, "other machines reach this address"),
@@ -249,8 +249,8 @@ def test_where_it_may_not_listen(text: str, token: str, others: bool, message: s
 
 
 def test_no_answer_waits_for_an_acknowledgement() -> None:
-    with inference._listening(("127.0.0.1", 0)) as listening:
-        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with listening("http", "127.0.0.1", 0) as taken:
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_where_it_may_listen() -> None:

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.plugins.video.watch.watched import watching
-from tvm_pipeline_video.watch import WatchServer, site
+from tvm_pipeline_video import http_server
+from tvm_pipeline_video.watch import WatchServer
 
 SEEDS = range(60)
 
@@ -74,7 +75,7 @@ def answer(watch: WatchServer, request: bytes) -> bytes:
 def test_a_host_is_an_address_to_the_letter(made, host, passes):
     with WatchServer(made) as watch:
         told = answer(watch, f"GET /health HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-        assert told.split()[1] == (b"200" if passes else b"403")
+        assert told.split()[1] in ((b"200",) if passes else (b"403", b"400"))
 
 
 def junk(draw: random.Random) -> bytes:
@@ -93,7 +94,7 @@ def test_junk_is_answered_or_hung_up_on_and_others_are_served(made):
     with WatchServer(made) as watch:
         for seed in SEEDS:
             told = answer(watch, junk(random.Random(seed)))
-            assert told == b"" or told.startswith((b"HTTP/1.0 ", b"<!DOCTYPE")), seed
+            assert told == b"" or told.startswith(b"HTTP/1.1 "), seed
         assert status(watch) == 200
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)
@@ -101,7 +102,7 @@ def test_junk_is_answered_or_hung_up_on_and_others_are_served(made):
 
 
 def test_a_request_has_a_time_limit_however_small_its_pieces_are(made, monkeypatch):
-    monkeypatch.setattr(site, "REQUEST_S", 0.6)
+    monkeypatch.setattr(http_server.Brief, "LONGEST_S", 0.6)
     with WatchServer(made) as watch, connected(watch) as slow:
         slow.sendall(b"GET /health HTTP/1.0\r\nX: ")
         for _ in range(100):  # each piece comes well before a timeout of one reading
@@ -117,9 +118,9 @@ def test_a_request_has_a_time_limit_however_small_its_pieces_are(made, monkeypat
 @pytest.mark.thorough
 def test_slow_clients_keep_no_other_out(made, monkeypatch):
     """As many as there may be, and no time limit comes to the help of the others."""
-    monkeypatch.setattr(site, "OLD_S", 0.1)
+    monkeypatch.setattr(http_server, "OLD_S", 0.1)
     with WatchServer(made) as watch:
-        slow = [connected(watch) for _ in range(site.MOST_CONNECTIONS + 8)]
+        slow = [connected(watch) for _ in range(http_server.MOST_CONNECTIONS + 8)]
         for connection in slow:
             connection.sendall(b"GET /health HTTP/1.0\r\n")
         time.sleep(0.3)

@@ -282,12 +282,12 @@ def test_no_file_can_be_reached(watched, path):
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE"])
 def test_only_get(watched, method):
     with WatchServer(watched) as server:
-        assert get(server, "/state", method)[0] == 501
+        assert get(server, "/state", method)[0] == 405
 
 
 def test_large_requests_are_refused_and_the_server_lives(watched):
     with WatchServer(watched) as server:
-        assert raw(server, b"GET /state HTTP/1.1\r\nX: " + b"x" * 20_000).startswith(b"HTTP/1.0 431")
+        assert raw(server, b"GET /state HTTP/1.1\r\nX: " + b"x" * 20_000).startswith(b"HTTP/1.1 400")
         assert b"200 OK" not in raw(server, b"GET /" + b"x" * 20_000)
         assert b"200 OK" not in raw(server, b"\x00\xff\r\n\r\n")
         assert get(server, "/health")[0] == 200
