@@ -140,6 +140,7 @@ class RunningModel:
         results: gives what was found on each frame, in order, and ends early once its argument says so.
         writes: whether each result is still to be written; a plan with host work writes it in a stage.
         last: the last frame that came out, with what was found on it.
+        latest: the same of each source, by its tag, or its name where it has none.
         decoder: the one that the thread of the results calls; None where a stage does, which has its own watchdog.
         failure: why its results ended early.
         hangs: whether the thread of the results does not end.
@@ -160,6 +161,7 @@ class RunningModel:
     writes: bool
     decoder: TimedDecoder | None = None
     last: Analysis[Frame] | None = None
+    latest: dict[str, Analysis[Frame]] = field(default_factory=dict)
     failure: Exception | None = None
     hangs: bool = False
     metering: RunEnergy | None = None
@@ -178,6 +180,7 @@ class RunningModel:
                 if self.writes:
                     write(self.label, seen)
                 self.last = seen
+                self._keep(seen)
                 self._count(seen)
         except Exception as error:
             self.failure = error
@@ -185,6 +188,21 @@ class RunningModel:
             self.failure = RunError(
                 f"{self.sources.name}: {type(error).__name__} ended the thread of its results: {error}"
             )
+
+    def _keep(self, seen: Analysis[Frame]) -> None:
+        source = seen.frame.tag or seen.frame.source
+        if source not in self.latest:  # those of sources that are gone, too, hold a picture
+            known = self.sources.statistics()
+            self.latest = {name: kept for name, kept in self.latest.items() if name in known}
+        self.latest[source] = seen
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return what became of the frames of each source that is read ahead, and the latency of its last one."""
+        found = self.sources.summary()
+        for name, source in found.items():
+            last = self.latest.get(name)
+            source["latency_s"] = last.result.latency_s if last else None
+        return found
 
     def _count(self, seen: Analysis[Frame]) -> None:
         self.found_in += bool(seen.annotations)
@@ -565,7 +583,7 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
     with WatchServer(
         LiveWatch(
             model.pipeline,
-            model.sources.summary,
+            model.summary,
             lambda: model.metering,
             awaited_s=lambda: model.sources.awaited_s,
             paced=lambda: model.is_paced,
@@ -573,7 +591,10 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
         *where,
         token=settings.token,
         unhealthy_after_s=settings.unhealthy_after,
-        picture=Preview(lambda: model.last, lambda seen: draw(seen.frame.image, seen.annotations)),
+        picture=Preview(
+            lambda source: model.latest.get(source) if source else model.last,
+            lambda seen: draw(seen.frame.image, seen.annotations),
+        ),
     ) as server:
         listener.say(f"watch {model.label or 'it'} at {server.url}")
         yield

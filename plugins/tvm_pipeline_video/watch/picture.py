@@ -20,28 +20,31 @@ Seen = TypeVar("Seen")
 
 
 class Preview(Generic[Seen]):
-    """The latest frame as JPEG, at most five times a second and for a tenth of a core, however many look.
+    """The latest frame of each source as JPEG, at most five times a second, and all for a tenth of a core.
 
     The thread of a request draws, so nothing is drawn while nobody looks, and who takes a picture slowly holds up no
     frame and no other viewer.
 
     Args:
-        latest: returns what was seen last; another object for each frame, None before the first.
+        latest: returns what was seen last of a source; another object for each frame, None before the first.
         drawn: returns its picture, uint8 HxWx3 RGB.
     """
 
-    def __init__(self, latest: Callable[[], Seen | None], drawn: Callable[[Seen], NDArray[np.uint8]]) -> None:
+    def __init__(self, latest: Callable[[str], Seen | None], drawn: Callable[[Seen], NDArray[np.uint8]]) -> None:
         self._latest, self._drawn = latest, drawn
         self._drawing = threading.Lock()
-        self._shown: Seen | None = None
-        self._jpeg: bytes | None = None
-        self._next_s = 0.0  # the earliest time of the next picture
+        self._shown: dict[str, tuple[Seen, bytes, float]] = {}  # with the earliest time of the source's next picture
 
-    def __call__(self) -> bytes | None:
-        """Return the picture, None before the first frame."""
+    def __call__(self, source: str = "") -> bytes | None:
+        """Return the picture of a source, empty for that of any; None before the first frame."""
         with self._drawing:
-            began_s, latest = time.monotonic(), self._latest()
-            if latest is not None and latest is not self._shown and began_s >= self._next_s:
-                self._jpeg, self._shown = jpeg(self._drawn(latest), LARGEST), latest
-                self._next_s = began_s + max(PERIOD_S, (time.monotonic() - began_s) / MOST_WORK)
-            return self._jpeg
+            began_s, latest = time.monotonic(), self._latest(source)
+            if latest is None:
+                self._shown.pop(source, None)
+                return None
+            shown, picture, next_s = self._shown.get(source, (None, b"", 0.0))
+            if latest is not shown and began_s >= next_s:
+                picture = jpeg(self._drawn(latest), LARGEST)
+                work_s = (time.monotonic() - began_s) * len({*self._shown, source})
+                self._shown[source] = latest, picture, began_s + max(PERIOD_S, work_s / MOST_WORK)
+            return picture

@@ -5,7 +5,7 @@
     /state              everything that a screen shows, as JSON (state.py)
     /trace?seconds=10   the latest work of each device, as a Chrome trace
     /cut.svg            the operator graph as the present plan cuts it
-    /frame.jpg          the last frame, if there is a picture
+    /frame.jpg          the last frame, or that of ?source=TAG, if there is a picture
     /                   a page that draws these
 
 Read next: site.py, who may make requests; snapshot.py, the data of the answers.
@@ -42,7 +42,7 @@ class WatchServer(Site):
         port: 0 takes any free one; `url` says which.
         token: the secret that a client must send; at least 16 characters of ASCII, no blanks.
         unhealthy_after_s: seconds without a result after which the pipeline is unhealthy.
-        picture: returns the last frame as JPEG, or None if there is none yet.
+        picture: returns the last frame of a source, or of any (empty), as JPEG; None if there is none yet.
 
     Raises:
         OptionError: it cannot listen there, or the token is missing or unfit.
@@ -56,7 +56,7 @@ class WatchServer(Site):
         *,
         token: str | None = None,
         unhealthy_after_s: float = 10.0,
-        picture: Callable[[], bytes | None] | None = None,
+        picture: Callable[[str], bytes | None] | None = None,
     ) -> None:
         if not 0 < unhealthy_after_s < math.inf:
             raise OptionError(f"unhealthy after {unhealthy_after_s:g} s: give seconds above 0")
@@ -86,7 +86,8 @@ class WatchServer(Site):
             case "/cut.svg":
                 return self._cut()
             case "/frame.jpg":
-                picture = self._picture() if self._picture else None
+                source = parse_qs(query).get("source", [""])[0]
+                picture = self._picture(source) if self._picture else None
                 if picture:
                     return HTTPStatus.OK, "image/jpeg", picture
                 return text_reply(HTTPStatus.NOT_FOUND, "there is no picture of a frame")

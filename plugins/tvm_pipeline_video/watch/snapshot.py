@@ -32,7 +32,7 @@ class Snapshot:
         queue_depths: frames that wait in front of each stage.
         in_flight: frames inside.
         sources: live source, by its tag or its name -> the counts of its frames, under the names of
-            `video.LiveStatistics`; `source` is its name.
+            `video.LiveStatistics`; `source` is its name, and `latency_s` that of its last frame.
         factors: device -> how many times slower it is now than its profile says.
         stand_ins: device -> what stands in for it.
         events: the latest decisions and failures, the oldest first. Every one has `time_s` (since the start), `kind`

@@ -32,8 +32,8 @@ def test_the_page_needs_nothing_from_elsewhere():
     assert headers["Content-Type"] == "text/html; charset=utf-8"
     assert not re.search(r"https?:|@import|url\(|[\"'`]//", text)
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-    asked = set(re.findall(r'byId\("(\w+)"\)', text)) | set(re.findall(r'(?:fill|chart)\("(\w+)"', text))
-    assert asked <= set(re.findall(r'id="(\w+)"', text))
+    asked = set(re.findall(r'byId\("([\w-]+)"\)', text)) | set(re.findall(r'(?:fill|chart)\("(\w+)"', text))
+    assert asked <= set(re.findall(r'id="([\w-]+)"', text))
 
 
 @pytest.mark.needs("Chromium")
@@ -46,8 +46,8 @@ def test_the_page_draws_a_run_in_chromium(tmp_path):
     model = chain_model(OPERATORS, hooks={("op0", "d0"): busy(0.002), ("op9", "d1"): busy(0.001)})
     devices = {name: DeviceProfile.in_order(model.graph, (1e-3,) * OPERATORS) for name in ("d0", "d1")}
     problem = Problem(model.graph, fake_platform("d0", "d1"), Profile("chain", model.graph.fingerprint, devices))
-    sources = {"door": {"read": 9, "age_p50_s": 0.02, "age_p99_s": None, "dropped": {"latest": 7}, "reconnects": 3}}
-    sources["door"]["problem"] = "the cable was pulled"
+    door = {"read": 9, "age_p50_s": 0.02, "age_p99_s": None, "dropped": {"latest": 7}, "reconnects": 3, "fps": 12.5}
+    sources = {"door": {**door, "latency_s": 0.031, "problem": "the cable was pulled"}}
     picture = jpeg(np.zeros((90, 160, 3), np.uint8))
     done = threading.Event()
 
@@ -61,8 +61,10 @@ def test_the_page_draws_a_run_in_chromium(tmp_path):
         runner.start()
         try:
             watch = LiveWatch(live, lambda: sources)
-            with WatchServer(watch, token=TOKEN, picture=lambda: picture) as server:
-                page, said = in_chromium(f"{server.url}?token={TOKEN}", tmp_path)
+            with WatchServer(
+                watch, token=TOKEN, picture=lambda source: picture if source == "door" else None
+            ) as server:
+                page, said = in_chromium(f"{server.url}?token={TOKEN}#graph", tmp_path)
         finally:
             done.set()
             runner.join()
@@ -78,7 +80,11 @@ def test_the_page_draws_a_run_in_chromium(tmp_path):
     assert "cut 1: 8 B" in drawn
     assert "7 latest" in part(page, "tbody", "sources")
     assert "the cable was pulled" in part(page, "tbody", "sources")
-    assert re.search(r'<img id="frame"[^>]* src="blob:', page)
+    tile = part(page, "div", "cameras")
+    assert re.search(r'<img alt="latest frame of door" src="blob:', tile)
+    assert all(text in tile for text in ("12.5 fps, 31.0", "7 of 9 dropped", "the cable was pulled"))
+    assert re.findall(r"<td>(d\d)</td><td><meter", part(page, "tbody", "devices")) == ["d0", "d1"]
+    assert "d0: op0 … op4 (5)" in part(page, "div", "line")
 
 
 def in_chromium(url: str, folder: object) -> tuple[str, str]:

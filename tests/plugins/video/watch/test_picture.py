@@ -31,7 +31,7 @@ class Run:
         self.drawn: list[tuple[float, float]] = []
         self._work_s, self._side, self.frames = work_s, side, 0
 
-    def latest(self) -> list[int] | None:
+    def latest(self, _: str) -> list[int] | None:
         self.frames += 1
         return [self.frames] if self.frames > 1 else None
 
@@ -67,7 +67,7 @@ def test_all_who_look_share_a_few_pictures_a_second(work_s):
 
 def test_a_frame_is_drawn_once_and_none_while_nobody_looks():
     run, frame = Run(), [7]
-    preview = Preview(lambda: frame, run.draw)
+    preview = Preview(lambda _: frame, run.draw)
     assert run.drawn == []
     first = preview()
     time.sleep(PERIOD_S)

@@ -141,7 +141,7 @@ def test_a_window_that_is_none_is_refused(watched, seconds):
 
 def test_last_frame_where_there_is_one(watched):
     pictures = [None, JPEG]
-    with WatchServer(watched, picture=lambda: pictures.pop(0)) as server:
+    with WatchServer(watched, picture=lambda _: pictures.pop(0)) as server:
         assert get(server, "/frame.jpg")[0] == 404
         assert get(server, "/frame.jpg")[:2] == (200, JPEG)
     with WatchServer(watched) as server:
@@ -242,7 +242,7 @@ def test_a_limit_that_is_none_is_refused(watched, seconds):
 
 def test_a_page_of_another_site_may_link_here_and_embed_nothing(watched):
     """By the headers that browsers send, https://www.w3.org/TR/fetch-metadata/."""
-    with WatchServer(watched, picture=lambda: JPEG) as server:
+    with WatchServer(watched, picture=lambda _: JPEG) as server:
         embeds = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "image"}
         for path in ("/frame.jpg", "/cut.svg", "/state", "/"):
             assert get(server, path, **embeds)[0] == 403
