@@ -26,6 +26,7 @@ sinks.py          results become JSON lines
 video_file.py     frames become a video that plays while it is written
 http_server.py    HTTP for what is watched and for inference: who may ask
 watch/            a running pipeline seen from outside, over HTTP
+gstreamer/        an element of GStreamer
 service/          the application that runs bundles on sources of frames
 commands/         `run` and `top`
 """

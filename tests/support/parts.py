@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -62,6 +64,17 @@ def nvidia_file(name: str) -> Path | None:
     return next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
 
 
+def _gstreamer() -> bool:
+    """Return whether GStreamer's loader of Python elements is here, and of this version of Python."""
+    code = "import sys, gi; gi.require_version('GstVideo', '1.0'); print('%d.%d' % sys.version_info[:2])"
+    for command in (["gst-inspect-1.0", "python"], ["/usr/bin/python3", "-c", code]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+    return done.stdout.strip() == ".".join(map(str, sys.version_info[:2]))
+
+
 # part -> whether it is here, and how to install it
 _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "tvm": (_module("tvm"), "pip install '.[relay]'"),
@@ -96,6 +109,11 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "PoCL": (lambda: b"Portable Computing Language" in _opencl_platforms(), "apt install pocl-opencl-icd"),
     "mosquitto": (lambda: MOSQUITTO, "apt install mosquitto"),
     "Chromium": (lambda: CHROMIUM, "apt install chromium, or name one by CHROMIUM"),
+    "GStreamer": (
+        _gstreamer,
+        "apt install gstreamer1.0-tools gstreamer1.0-plugins-base python3-gst-1.0 gir1.2-gst-plugins-base-1.0 "
+        "gstreamer1.0-python3-plugin-loader, with an environment of the system's version of Python",
+    ),
     "openssl": (_program("openssl"), "apt install openssl"),
     "aarch64-linux-gnu-ld": (_program("aarch64-linux-gnu-ld"), "apt install binutils-aarch64-linux-gnu"),
     "x86_64-linux-gnu-ld": (_program("x86_64-linux-gnu-ld"), "apt install binutils-x86-64-linux-gnu"),

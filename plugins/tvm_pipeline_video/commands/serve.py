@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +9,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.cli.output import say, steps_to
-from tvm_pipeline.core.plan import describe
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.runtime import LivePipeline
-from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 
 
 def command(
@@ -76,8 +71,8 @@ def command(
     else:
         from tvm_pipeline_video.service.inference import InferenceModel, address_of, serving
     from tvm_pipeline_video.service.listener import Listener
-    from tvm_pipeline_video.service.model_bundle import is_model, opened_model, settings_beside
-    from tvm_pipeline_video.service.running_model import plan_alone
+    from tvm_pipeline_video.service.model_bundle import is_model, settings_beside
+    from tvm_pipeline_video.service.running_model import opened_pipeline
     from tvm_pipeline_video.service.settings import Settings
 
     addresses = {}
@@ -91,26 +86,14 @@ def command(
         preprocessing=preprocessing,
         objective="latency" if is_model(model) and len(frigate or ()) == 1 else None,
     )
-    with ExitStack() as stack:
-        stack.enter_context(steps_to(say))
-        _, bundle = stack.enter_context(opened_model(model, settings, Listener()))
-        found = None
+    with steps_to(say), opened_pipeline(model, settings, Listener()) as (pipeline, bundle):
         if frigate:
             found = interpretation(bundle, decoder, preprocessing or settings_beside(model))
-        planned = plan_alone(settings, bundle)
-        for line in (*(found.said if found else ()), f"plan: {describe(planned.plan)}"):
-            say(line)
-        stages, making_s = planned.plan.stages, making_limit_s(bundle.compiled.graph, settings.watchdog)
-        compiled = stack.enter_context(isolated(bundle.compiled, bundle.platform, stages, making_s, every=False))
-        # Clients are slower to take a result and send the next frame than the caller for whom the fewest were found.
-        plan = replace(planned.plan, in_flight=None)
-        pipeline = stack.enter_context(
-            LivePipeline(compiled, planned.problem, plan, watchdog_s=settings.watchdog, making_s=making_s)
-        )
-        if frigate and found:
+            for line in found.said:
+                say(line)
             serve(pipeline, found, frigate, model=str(model), allow_others=allow_others)
             return
-        served = InferenceModel(pipeline, compiled.graph, name or model.name.partition(".")[0])
+        served = InferenceModel(pipeline, bundle.graph, name or model.name.partition(".")[0])
         served.warm()
         with serving(served, addresses.get("http"), addresses.get("grpc"), token):
             say(f"{served.name} is served; Ctrl-C ends it")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem
 from tvm_pipeline.addresses import shown, without_secrets
-from tvm_pipeline.core.plan import shown_stages
+from tvm_pipeline.core.plan import describe, shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
@@ -642,6 +642,28 @@ def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None = None) -> 
     )
     alone = replace(bundle.plan, stages=tuple(stage for stage in stages if stage.operators))
     return HostPlan(problem, judged(problem, alone))
+
+
+@contextmanager
+def opened_pipeline(model: Path, settings: Settings, listener: Listener) -> Iterator[tuple[LivePipeline, Bundle]]:
+    """Yield the running pipeline of a model file or a bundle, whose frames come from elsewhere; the model is planned.
+
+    Raises what `opened_model` raises.
+    """
+    with ExitStack() as stack:
+        _, bundle = stack.enter_context(opened_model(model, settings, listener))
+        planned = plan_alone(settings, bundle)
+        listener.say(f"plan: {describe(planned.plan)}")
+        stages, making_s = planned.plan.stages, making_limit_s(bundle.compiled.graph, settings.watchdog)
+        compiled = stack.enter_context(isolated(bundle.compiled, bundle.platform, stages, making_s, every=False))
+        # Others are slower to take a result and send the next frame than the caller for whom the fewest were found.
+        plan = replace(planned.plan, in_flight=None)
+        yield (
+            stack.enter_context(
+                LivePipeline(compiled, planned.problem, plan, watchdog_s=settings.watchdog, making_s=making_s)
+            ),
+            bundle,
+        )
 
 
 def warmed_results(
