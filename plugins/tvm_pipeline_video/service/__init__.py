@@ -24,5 +24,6 @@ frigate.py          detections for Frigate, over ZeroMQ
 inference.py        a running pipeline as a model of the Open Inference Protocol
 inference_http.py   that protocol over HTTP
 inference_grpc.py   that protocol over gRPC
+shared_memory.py    arrays of its clients on this machine
 video_extra.py      the parts of the video room that a service needs
 """

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 import tvm_pipeline
 from tvm_pipeline import OperatorGraph, Tensor
+from tvm_pipeline.addresses import is_loopback
 from tvm_pipeline.errors import OptionError, PipelineClosedError, PipelineError
 from tvm_pipeline.runtime.frame_stream import FrameStream
 from tvm_pipeline_video.http_server import answering, check_address, listening
+from tvm_pipeline_video.service.shared_memory import Regions, RequestError
 
 # The names that the protocol has for types.
 DATATYPES = {
@@ -35,14 +37,6 @@ PATIENCE_S = 60.0  # of a request, for a place in the pipeline and for its resul
 VERSION = "1"
 
 _log = logging.getLogger(__name__)
-
-
-class RequestError(PipelineError):
-    """A request that makes no sense; `status` is that of HTTP."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -80,12 +74,14 @@ class InferenceModel:
         pipeline: is running, and takes no other frames.
         graph: of the model.
         name: by which clients ask for it.
+        regions: of shared memory; None where other machines may ask.
     """
 
     pipeline: FrameStream
     graph: OperatorGraph
     name: str
     statistics: Statistics = field(default_factory=Statistics)
+    regions: Regions | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -168,6 +164,12 @@ class InferenceModel:
         self.pipeline.submit({tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in self.graph.inputs})
         self.pipeline.result()
 
+    def memory(self) -> Regions:
+        """Return the regions of shared memory; raise RequestError where there are none."""
+        if self.regions is None:
+            raise RequestError("shared memory is for clients of this machine, and this server listens beyond it")
+        return self.regions
+
     def _checked(self, inputs: Mapping[str, NDArray[Any]], wanted: Sequence[str]) -> Sequence[str]:
         expected = {tensor.name: tensor for tensor in self.graph.inputs}
         if inputs.keys() != expected.keys():
@@ -212,7 +214,7 @@ def about_server() -> dict[str, Any]:
     return {
         "name": "tvm-pipeline",
         "version": tvm_pipeline.__version__,
-        "extensions": ["binary_tensor_data", "statistics"],
+        "extensions": ["binary_tensor_data", "statistics", "system_shared_memory"],
     }
 
 
@@ -241,6 +243,8 @@ def serving(
         OptionError: it cannot listen there.
         PipelineError: the extra `kserve` is not installed.
     """
+    is_local = all(is_loopback(where[0]) for where in (http, grpc) if where)
+    model.regions = Regions() if is_local else None
     with ExitStack() as stack:
         if http:
             from tvm_pipeline_video.service import inference_http

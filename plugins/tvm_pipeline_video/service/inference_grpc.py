@@ -19,10 +19,10 @@ from tvm_pipeline_video.service.inference import (
     DATATYPES,
     VERSION,
     InferenceModel,
-    RequestError,
     about_server,
     dtype_of,
 )
+from tvm_pipeline_video.service.shared_memory import RequestError
 
 try:
     import grpc
@@ -129,27 +129,67 @@ class _Service(services.GRPCInferenceServiceServicer):  # type: ignore[misc]
     @_answering
     def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self.served.check_name(request.model_name, request.model_version)
-        found = self.served.infer(_arrays(request), [output.name for output in request.outputs])
+        found = self.served.infer(_arrays(self.served, request), [output.name for output in request.outputs])
+        wanted = {output.name: output.parameters for output in request.outputs}
         answer = messages.ModelInferResponse(model_name=self.served.name, model_version=VERSION, id=request.id)
         for name, array in found.items():
             output = answer.outputs.add(name=name, datatype=DATATYPES[array.dtype.name])
             output.shape.extend(array.shape)
-            answer.raw_output_contents.append(array.tobytes())
+            content = array.tobytes()
+            if place := _place(wanted.get(name, {})):
+                self.served.memory().write(*place, content)
+                output.parameters["shared_memory_region"].string_param = place[0]
+                output.parameters["shared_memory_byte_size"].int64_param = len(content)
+                content = b""  # clients count the raw contents by their outputs
+            answer.raw_output_contents.append(content)
+        return answer
+
+    @_answering
+    def SystemSharedMemoryRegister(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        self.served.memory().register(request.name, request.key, request.offset, request.byte_size)
+        return messages.SystemSharedMemoryRegisterResponse()
+
+    @_answering
+    def SystemSharedMemoryUnregister(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        self.served.memory().unregister(request.name)
+        return messages.SystemSharedMemoryUnregisterResponse()
+
+    @_answering
+    def SystemSharedMemoryStatus(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        answer = messages.SystemSharedMemoryStatusResponse()
+        for one in self.served.memory().status(request.name):
+            answer.regions[one["name"]].MergeFrom(answer.RegionStatus(**one))
         return answer
 
 
-def _arrays(request: Any) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a request, whose bytes stand behind all inputs, or as numbers in each."""
+def _place(parameters: Any) -> tuple[str, int, int] | None:
+    """Return the region of shared memory that a tensor is in, its offset there, and its bytes; None without one."""
+    if "shared_memory_region" not in parameters:
+        return None
+    numbers = (
+        parameters[f"shared_memory_{name}"].int64_param if f"shared_memory_{name}" in parameters else 0
+        for name in ("offset", "byte_size")
+    )
+    offset, byte_size = numbers
+    return parameters["shared_memory_region"].string_param, offset, byte_size
+
+
+def _arrays(served: InferenceModel, request: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a request, whose bytes stand behind all inputs, as numbers in each, or in shared memory."""
     raw = list(request.raw_input_contents)
-    if raw and len(raw) != len(request.inputs):
-        raise RequestError(f"{len(request.inputs)} inputs came with {len(raw)} raw contents")
+    sent = [one.name for one in request.inputs if _place(one.parameters) is None]
+    if raw and len(raw) != len(sent):
+        raise RequestError(f"{len(sent)} inputs came with {len(raw)} raw contents")
+    contents = iter(raw)
     found: dict[str, NDArray[Any]] = {}
-    for index, one in enumerate(request.inputs):
+    for one in request.inputs:
         shape = list(one.shape)
         dtype = dtype_of(one.name, one.datatype, shape, found)
         try:
-            if raw:
-                found[one.name] = np.frombuffer(raw[index], dtype).reshape(shape)
+            if place := _place(one.parameters):
+                found[one.name] = np.frombuffer(served.memory().read(*place), dtype).reshape(shape)
+            elif raw:
+                found[one.name] = np.frombuffer(next(contents), dtype).reshape(shape)
             else:
                 numbers = getattr(one.contents, CONTENTS[one.datatype])
                 found[one.name] = np.array(numbers, dtype).reshape(shape)

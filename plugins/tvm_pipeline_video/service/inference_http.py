@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,10 +20,10 @@ from tvm_pipeline_video.service.inference import (
     PATIENCE_S,
     VERSION,
     InferenceModel,
-    RequestError,
     about_server,
     dtype_of,
 )
+from tvm_pipeline_video.service.shared_memory import RequestError
 
 try:
     from starlette.applications import Starlette
@@ -38,6 +38,7 @@ except ImportError as error:
     raise PipelineError(f"`http` needs an extra: pip install 'tvm-pipeline[kserve]' ({error})") from error
 
 LENGTH = "Inference-Header-Content-Length"  # bytes of JSON before those of tensors
+Decoded = TypeVar("Decoded")
 JSON_FACTOR, SLACK = 32, 1 << 16  # a number may take so many bytes in JSON; and what else a request has
 
 
@@ -45,6 +46,9 @@ class Parameters(msgspec.Struct):
     binary_data_size: int | None = None
     binary_data: bool | None = None
     binary_data_output: bool | None = None
+    shared_memory_region: str = ""
+    shared_memory_offset: int = 0
+    shared_memory_byte_size: int = 0
 
 
 class RequestInput(msgspec.Struct):
@@ -65,6 +69,12 @@ class InferRequest(msgspec.Struct):
     id: str = ""
     outputs: list[RequestOutput] = msgspec.field(default_factory=list)
     parameters: Parameters = msgspec.field(default_factory=Parameters)
+
+
+class RegionRequest(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
 
 
 def application(model: InferenceModel, token: str = "") -> Starlette:
@@ -97,6 +107,19 @@ def application(model: InferenceModel, token: str = "") -> Starlette:
         body = await _body(request, most_bytes(model))
         return await run_in_threadpool(answered, model, body, request.headers.get(LENGTH))
 
+    async def register(request: Request) -> Response:
+        body = await _body(request, SLACK)
+        asked = _decoded(body, RegionRequest)
+        model.memory().register(request.path_params["region"], asked.key, asked.offset, asked.byte_size)
+        return _json({})
+
+    async def unregister(request: Request) -> Response:
+        model.memory().unregister(request.path_params.get("region", ""))
+        return _json({})
+
+    async def regions(request: Request) -> Response:
+        return _json(model.memory().status(request.path_params.get("region", "")))
+
     def failed(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
         return _json({"error": str(error)}, error.status)
@@ -117,6 +140,16 @@ def application(model: InferenceModel, token: str = "") -> Starlette:
         Route("/v2/health/ready", ready),
         Route("/v2/models/stats", statistics),
         *of_model,
+        *(
+            Route(f"/v2/systemsharedmemory{path}", endpoint, methods=[method])
+            for path, endpoint, method in (
+                ("/region/{region}/register", register, "POST"),
+                ("/region/{region}/unregister", unregister, "POST"),
+                ("/unregister", unregister, "POST"),
+                ("/region/{region}/status", regions, "GET"),
+                ("/status", regions, "GET"),
+            )
+        ),
     ]
     made = Starlette(routes=routes, exception_handlers={RequestError: failed})
     made.add_middleware(_Door, token=token)
@@ -146,27 +179,30 @@ def answered(model: InferenceModel, body: bytes, header_length: str | None) -> R
         if not header_length.isdecimal() or int(header_length) > length:
             raise RequestError(f"{LENGTH} is {header_length[:20]!r}, and the request has {length} bytes")
         length = int(header_length)
+    asked = _decoded(body[:length], InferRequest)
+    inputs = _arrays(model, asked.inputs, memoryview(body)[length:])
+    found = model.infer(inputs, [output.name for output in asked.outputs])
+    return _answer(model, asked, found)
+
+
+def _decoded(body: bytes, kind: type[Decoded]) -> Decoded:
     try:
-        asked = msgspec.json.decode(body[:length], type=InferRequest)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the request is no JSON of the protocol: {error}") from error
-    inputs = _arrays(asked.inputs, memoryview(body)[length:])
-    found = model.infer(inputs, [output.name for output in asked.outputs])
-    binary = {output.name: output.parameters.binary_data for output in asked.outputs}
-    return _answer(model, asked, found, binary)
 
 
-def _answer(
-    model: InferenceModel,
-    asked: InferRequest,
-    found: Mapping[str, NDArray[Any]],
-    binary: Mapping[str, bool | None],
-) -> Response:
+def _answer(model: InferenceModel, asked: InferRequest, found: Mapping[str, NDArray[Any]]) -> Response:
     outputs, tail = [], []
+    wanted = {output.name: output.parameters for output in asked.outputs}
     for name, array in found.items():
         one: dict[str, Any] = {"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
-        is_binary = binary.get(name)
-        if asked.parameters.binary_data_output if is_binary is None else is_binary:
+        how = wanted.get(name, Parameters())
+        if region := how.shared_memory_region:
+            content = array.tobytes()
+            model.memory().write(region, how.shared_memory_offset, how.shared_memory_byte_size, content)
+            one["parameters"] = {"shared_memory_region": region, "shared_memory_byte_size": len(content)}
+        elif asked.parameters.binary_data_output if how.binary_data is None else how.binary_data:
             content = array.tobytes()
             one["parameters"] = {"binary_data_size": len(content)}
             tail.append(content)
@@ -182,15 +218,19 @@ def _answer(
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers={LENGTH: str(len(head))})
 
 
-def _arrays(inputs: Sequence[RequestInput], tail: memoryview) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a request, those in JSON and those behind it."""
+def _arrays(model: InferenceModel, inputs: Sequence[RequestInput], tail: memoryview) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a request: those in JSON, those behind it, and those in shared memory."""
     found: dict[str, NDArray[Any]] = {}
     taken = 0
     for one in inputs:
         dtype = dtype_of(one.name, one.datatype, one.shape, found)
-        size = one.parameters.binary_data_size
+        how = one.parameters
+        size = how.binary_data_size
         try:
-            if size is None:
+            if region := how.shared_memory_region:
+                content = model.memory().read(region, how.shared_memory_offset, how.shared_memory_byte_size)
+                array = np.frombuffer(content, dtype).reshape(one.shape)
+            elif size is None:
                 array = np.array(one.data, dtype).reshape(one.shape)
             else:
                 if size < 0 or taken + size > len(tail):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -10,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import shared_memory
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ needs("av")
 needs("tritonclient")
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from tritonclient import grpc as rpc
 from tritonclient import http as web
 from tritonclient.grpc import service_pb2 as messages
@@ -230,6 +233,70 @@ def test_requests_that_make_no_sense_get_an_error_and_the_others_go_on() -> None
         too_long = urllib.request.Request(f"http://{http}/v2/models/net/infer", b" " * (1 << 20))
         assert answer_to(too_long)[0] == 413
         assert model.is_ready
+
+
+@pytest.fixture
+def region() -> Iterator[shared_memory.SharedMemory]:
+    """Memory for the arrays of a request, and behind them for those of its answer."""
+    made = shared_memory.SharedMemory(create=True, size=256)
+    made.buf[:16], made.buf[64:72] = arrays(5)["x"].tobytes(), arrays(5)["n"].tobytes()
+    yield made
+    made.close()
+    made.unlink()
+
+
+@pytest.mark.parametrize("module", [web, rpc], ids=["http", "grpc"])
+def test_arrays_in_shared_memory(module, region: shared_memory.SharedMemory) -> None:  # type: ignore[no-untyped-def]
+    with served() as (model, http, grpc_at), module.InferenceServerClient(http if module is web else grpc_at) as client:
+        client.register_system_shared_memory("ours", region.name, 200, offset=0)
+        status = client.get_system_shared_memory_status()
+        known = (
+            status
+            if module is web
+            else [MessageToDict(one, preserving_proto_field_name=True) for one in status.regions.values()]
+        )
+        assert [(one["name"], int(one["byte_size"])) for one in known] == [("ours", 200)]
+        given = [module.InferInput("x", [1, 4], "FP32"), module.InferInput("n", [2], "INT32")]
+        given[0].set_shared_memory("ours", 16)
+        given[1].set_shared_memory("ours", 8, offset=64)
+        outputs = [module.InferRequestedOutput("sum"), module.InferRequestedOutput("twice")]
+        outputs[0].set_shared_memory("ours", 32, offset=128)
+        found = client.infer("net", given, outputs=outputs)
+        assert found.as_numpy("twice").tolist() == [10, -10]
+        assert np.frombuffer(region.buf[128:144], np.float32).tolist() == [6.0] * 4
+        outputs[0].set_shared_memory("ours", 32, offset=190)
+        with pytest.raises(InferenceServerException, match="'ours' has 200 bytes, and no 32 at 190"):
+            client.infer("net", given, outputs=outputs)
+        outputs[0].set_shared_memory("ours", 8)
+        with pytest.raises(InferenceServerException, match="an output has 16 bytes, not 8"):
+            client.infer("net", given, outputs=outputs)
+        with pytest.raises(InferenceServerException, match="registered already"):
+            client.register_system_shared_memory("ours", region.name, 200)
+        client.unregister_system_shared_memory("ours")
+        with pytest.raises(InferenceServerException, match="no shared memory 'ours' is registered"):
+            client.infer("net", given)
+        for key, message in (
+            ("../../etc/passwd", "is no key"),
+            ("nothing-there", "cannot be opened"),
+            (region.name, "has no 300 bytes"),
+        ):
+            with pytest.raises(InferenceServerException, match=message):
+                client.register_system_shared_memory("other", key, 300)
+        assert model.is_ready
+
+
+def test_a_client_that_cuts_its_memory_short_harms_nobody(region: shared_memory.SharedMemory) -> None:
+    with served() as (model, http, _), web.InferenceServerClient(http) as client:
+        client.register_system_shared_memory("ours", region.name, 200)
+        os.truncate(f"/dev/shm/{region.name}", 8)
+        one = web.InferInput("x", [1, 4], "FP32")
+        one.set_shared_memory("ours", 16)
+        with pytest.raises(InferenceServerException, match="cut short by its owner"):
+            client.infer("net", [one])
+        check(client.infer("net", inputs_for(web, arrays(3))), 3)
+        model.regions = None  # as where other machines may ask
+        with pytest.raises(InferenceServerException, match="this server listens beyond it"):
+            client.get_system_shared_memory_status()
 
 
 @pytest.mark.parametrize(
