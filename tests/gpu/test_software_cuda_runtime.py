@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -115,6 +116,7 @@ def test_kernels_use_registered_memory_and_copy_nothing(
 
 def test_ranges_are_registered_once(runtime: Runtime, driver: Driver, software_cuda: SoftwareCuda) -> None:
     """A range that overlaps another one, one that is none, and one that is not registered are errors."""
+    gc.collect()  # else what earlier tests left may be unregistered meanwhile
     before = software_cuda.registered()
     array = np.zeros(100, "uint8")
     runtime.register(array[20:40])
