@@ -20,7 +20,7 @@ from PIL import Image
 from tests.fuzz.documents import read_changed
 from tests.support.mutations import cut, flipped, spliced
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline_video import open_source
+from tvm_pipeline_video import Tracking, open_source
 from tvm_pipeline_video.service.file import read_service
 
 WIDTH, HEIGHT, FRAMES = 48, 32, 12
@@ -47,6 +47,18 @@ segment = 3600
 watch = 9600
 watchdog = 10.5
 supervise = true
+"""
+TRACKING = b"""results = "frames"
+score = 0.4
+appears-after = 0.3
+[[zone]]
+name = "gate"
+polygon = [[0, 0], [0.5, 0], [0.5, 1]]
+seconds = 2.5
+[[line]]
+name = "door"
+start = [0.5, 0]
+end = [0.5, 1]
 """
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 
@@ -78,10 +90,16 @@ def read_changed_settings(rng: random.Random) -> None:
     read_changed("service.toml", SERVICE, read_service, rng)
 
 
+def read_changed_tracking(rng: random.Random) -> None:
+    """Read how objects are followed from a file that is changed."""
+    read_changed("tracking.toml", TRACKING, Tracking.from_toml, rng)
+
+
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "videos": read_damaged_video,
     "pictures": read_damaged_pictures,
     "settings": read_changed_settings,
+    "tracking": read_changed_tracking,
 }
 
 
