@@ -55,7 +55,7 @@ MOST_LINES = {
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3120,
     "tvm_pipeline/core": 3210,
-    "tvm_pipeline/cost": 2160,
+    "tvm_pipeline/cost": 2170,
     "tvm_pipeline/frontends": 2610,
     "tvm_pipeline/memory": 3000,
     "tvm_pipeline/planning": 12_050,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3700,
-    "plugins/tvm_pipeline_video": 13_900,
+    "plugins/tvm_pipeline_video": 14_150,
 }
 
 

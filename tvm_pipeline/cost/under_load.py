@@ -121,6 +121,15 @@ def frame_deadline(text: str, miss_share: float, rate_fps: float | None) -> Fram
     return FrameDeadline(float(found[1]) * (1e-3 if found[2] == "ms" else 1.0), miss_share, rate_fps)
 
 
+def latency_in_time_s(problem: Problem, plan: Plan, times_s: Times, deadline: FrameDeadline) -> float:
+    """Return the seconds that all frames but the share take at the rate; infinite where the plan takes fewer."""
+    if (plan.predicted.throughput_fps or 0.0) <= deadline.rate_fps:
+        return math.inf
+    frames = max(FRAMES, math.ceil(SEEN_LATE / deadline.miss_share))
+    found = simulated_latencies(problem, plan, times_s, deadline.rate_fps, frames)
+    return float(np.quantile(found, 1 - deadline.miss_share))
+
+
 def in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> Decision:
     """Return the decision for the candidate that keeps a deadline: the one with the most capacity, or fewest joules.
 

@@ -115,12 +115,18 @@ class ChangingInputs:
 
     Attributes:
         tell: hears of sources, from any thread.
+        admits: is asked before a source comes, with the frames a second of all sources then; returns why that would be
+            too many, empty where it is not.
+        late_age_s: of each source, as in `LiveSource`; None for its own.
         written: results that were counted, of all sources.
         fps: None, since nothing is known of sources to come.
     """
 
     def __init__(self, settings: Settings, counts: FrameCounts) -> None:
         self.tell: Tell = lambda *_: None
+        self.admits: Callable[[float], str] = lambda _: ""
+        self.late_age_s: Callable[[], float] | None = None
+        self._refused: Mapping[str, tuple[SourceSetting, str]] = {}  # and why
         self.written = 0
         self.fps: float | None = None
         self._settings, self._counts = settings, counts
@@ -146,7 +152,8 @@ class ChangingInputs:
         """Have the sources of these settings from now on, and return a sentence about the change.
 
         A source that stays keeps its reader and its frames; one with another spec under the same key is another one.
-        Those that go give no frame any more. The others are opened in threads of their own.
+        Those that go give no frame any more. The others are opened in threads of their own, in their order, but those
+        that are not admitted.
         """
         wanted = {one.key: one for one in wanted_sources(settings)}
         kept = dict(self._kept)
@@ -161,11 +168,24 @@ class ChangingInputs:
             if wanted[key].policy != one.policy:
                 one.policy = wanted[key].policy
                 one.source.set_policy(one.policy)
-        begun = {key: self._begun(wanted[key]) for key in comes}
+        rate_fps = sum(one.policy.fps or 0.0 for one in self._kept.values())
+        begun: dict[str, _RunningSource] = {}
+        refused: dict[str, tuple[SourceSetting, str]] = {}
+        for one_wanted in (wanted[key] for key in comes):
+            then_fps = rate_fps + (one_wanted.policy.fps or 0.0)
+            if reason := self.admits(then_fps):
+                refused[one_wanted.key] = one_wanted, reason
+            else:
+                rate_fps, begun[one_wanted.key] = then_fps, self._begun(one_wanted)
         self._kept = {**self._kept, **begun}
+        told, self._refused = self._refused, refused
+        for key, (one_wanted, reason) in refused.items():
+            if key not in told:
+                self.tell("source-refused", f"{key}: {reason}", one_wanted.name, one_wanted.tag, 0.0)
         for one in begun.values():
             self._set.add(one.source)
-        return f"sources: {len(comes)} come, {len(goes)} go, {len(wanted) - len(comes)} stay"
+        without = f", {len(refused)} are refused" if refused else ""
+        return f"sources: {len(begun)} come, {len(goes)} go, {len(wanted) - len(comes)} stay{without}"
 
     def count(self, source: str, index: int) -> None:
         """Count a frame, of the source with that tag or name, whose result came out and is written."""
@@ -197,7 +217,8 @@ class ChangingInputs:
             self._counts.forget("", key)
             self._gone[key].counts = np.array(self._gone[key].counts)  # not mapped: the file is closed now
         self._gone = fresh
-        return {key: one.status() for key, one in (fresh | dict(self._kept)).items()}
+        refused = {key: _refused(wanted, reason) for key, (wanted, reason) in self._refused.items()}
+        return {key: one.status() for key, one in (fresh | dict(self._kept)).items()} | refused
 
     def damaged(self) -> int:
         """Return how many pieces of the sources could not be decoded."""
@@ -247,6 +268,8 @@ class ChangingInputs:
             patient=True,
             hear=partial(self._hear, one),
         )
+        if self.late_age_s:
+            one.source.late_age_s = self.late_age_s
         return one
 
     def _go(self, one: _RunningSource) -> None:
@@ -291,3 +314,9 @@ class ChangingInputs:
     def _tell(self, one: _RunningSource, kind: str, reason: str, seconds: float = 0.0) -> None:
         named = reason if one.wanted.key in reason else f"{one.wanted.key}: {reason}"
         self.tell(kind, named, one.wanted.name, one.wanted.tag, seconds)
+
+
+def _refused(wanted: SourceSetting, reason: str) -> dict[str, Any]:
+    """Return the status of a source that was not admitted."""
+    nothing = {"opened": False, "ended": False, "frames": 0, "dropped": {}, "reconnects": 0}
+    return {"source": wanted.name, "problem": reason, "refused": True, **nothing}

@@ -28,7 +28,7 @@ from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline, with_latencies
+from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline, latency_in_time_s, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.report import write_report
@@ -117,7 +117,7 @@ class TimedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class SourceEvent(Event):
-    """What became of a source of a run with `wait`: `source-opened`, `-failed`, `-ended` or `-closed`.
+    """What became of a source of a run with `wait`: `source-opened`, `-failed`, `-ended`, `-closed` or `-refused`.
 
     Attributes:
         source: its name, with passwords hidden.
@@ -206,7 +206,8 @@ class RunningModel:
 
     def _count(self, seen: Analysis[Frame]) -> None:
         self.found_in += bool(seen.annotations)
-        self.late += self.deadline is not None and seen.result.latency_s > self.deadline.seconds
+        took_s = seen.frame.age_s or seen.result.latency_s  # a frame that is read ahead waits before it enters
+        self.late += self.deadline is not None and took_s > self.deadline.seconds
         for annotation in seen.annotations:
             if annotation.label in self.found or len(self.found) < MOST_LABELS:
                 self.found[annotation.label] += 1
@@ -219,6 +220,22 @@ class RunningModel:
         reading = cost_of(self.problem, plan.stages[0].devices[0])
         read_s = reading.alone_s(first) if first.is_host else 0.0
         return self.deadline.seconds - ((plan.predicted.latency_s or 0.0) - read_s)
+
+    def admits(self, deadline: str, miss_share: float, rate_fps: float) -> str:
+        """Return why a deadline would not be kept by the plan of now at a rate; empty where it would, which it is then.
+
+        Only the model is predicted: the work around it is in no plan of a run that waits for sources.
+        """
+        asked, plan = frame_deadline(deadline, miss_share, rate_fps), self.pipeline.plan
+        times_s = self.bundle.decision.times_s(plan) if self.bundle.decision else ()
+        reached_s = latency_in_time_s(self.pipeline.given, plan, times_s, asked)
+        if reached_s <= asked.seconds:
+            self.deadline = asked
+            return ""
+        would = f"they would take {1e3 * reached_s:.3g} ms"
+        if reached_s == math.inf:
+            would = f"the plan takes {plan.predicted.throughput_fps or 0.0:.3g} a second"
+        return f"it is not taken, since `deadline` {asked} would be missed: {would}"
 
     def check(self, limit_s: float) -> None:
         """Give the results up where the decoder has been at a frame for longer than this."""
@@ -353,6 +370,9 @@ def opened_models(
                     source.late_age_s = models[-1].late_age_s
             if isinstance(one.sources, ChangingInputs):
                 one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
+                if settings.deadline:
+                    one.sources.admits = partial(models[-1].admits, settings.deadline, settings.miss)
+                    one.sources.late_age_s = models[-1].late_age_s if settings.late == "drop" else None
             stack.enter_context(watched(models[-1], index, settings, listener))
         if meter:
             came_out, idle_w = partial(_came_out, models), known_idle_w(models[0].problem, meter.sensor.covers)
@@ -615,7 +635,7 @@ def tell_source(
     event = SourceEvent(now_s, kind, reason, pipeline.version, plan=shown, source=source, tag=tag, seconds=seconds)
     pipeline.events.append(event)
     write_event(event, "")
-    if kind in ("source-failed", "source-ended"):
+    if kind in ("source-failed", "source-ended", "source-refused"):
         again = "; it is tried again" if kind == "source-failed" else ""
         listener.warn(f"{reason}{again}")
 

@@ -413,10 +413,15 @@ class Settings:
             ("output", self.output, "a video is of one source; write `results`"),
             ("limit", self.limit, "such a run ends when it is told to, by SIGTERM"),
             ("rate", self.rate, "sources come and go; give each a `policy` such as fps=10"),
-            ("deadline", self.deadline, "it is kept at the rate of sources that stay"),
         ):
             if value is not None:
                 raise OptionError(f"`{name}` with `wait`: {reason}", option=name)
+        policies = for_each("policy", self.policy, len(self.source), "sources")
+        if self.deadline and any("fps=" not in (policy or "") for policy in policies):
+            raise OptionError(
+                "`deadline` with `wait`: each source needs a `policy` with fps=N, since their rates say which can come",
+                option="policy",
+            )
 
     def request(self, index: int) -> Request:
         """Return what is wanted of the decoder of a model; raise OptionError where its labels cannot be read."""

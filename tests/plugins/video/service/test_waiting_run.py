@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -107,6 +108,30 @@ def running(folder: Path, bundle: Path, more: str = "", counts: FrameCounts | No
         yield run
     finally:
         run.stop()
+
+
+def test_a_source_that_would_break_the_deadline_is_not_taken_until_another_one_goes(bundle, tmp_path):
+    with open_bundle(bundle) as opened:
+        most_fps = plan_alone(Settings([bundle]), opened).plan.predicted.throughput_fps
+    own_fps = round(0.4 * most_fps, 3)
+    more = f'policy = "fps={own_fps}"\ndeadline = "100s"\nadapt = "off"'
+    with running(tmp_path, bundle, more) as run:
+        run.change(hall=HALL, gate=GATE, yard=YARD)
+        run.until(lambda: run.source("hall").get("opened") and run.source("gate").get("opened"))
+        assert run.source("yard")["refused"]
+        assert re.search(
+            r"yard: it is not taken, since `deadline` .* would be missed: the plan takes", "\n".join(run.heard.lines)
+        )
+        assert run.events("source-refused") == [("yard", YARD)]
+        run.change(gate=GATE, yard=YARD)
+        run.until(lambda: run.source("yard").get("opened"))
+        assert "refused" not in run.source("yard")
+    assert [row["tag"] for row in run.rows("events", kind="source-refused")] == ["yard"]
+
+
+def test_a_deadline_needs_the_rates_of_sources(bundle, tmp_path):
+    with pytest.raises(OptionError, match="each source needs a `policy` with fps=N"):
+        Settings([bundle], ["camera:0"], wait=True, deadline="50ms", policy=["latest"]).check()
 
 
 @pytest.mark.thorough
