@@ -33,6 +33,7 @@ from tvm_pipeline_video.service.video_extra import (
 GONE_S = 10.0  # for so long the counts of a source that went are told
 INSIDE_S = 5.0  # how long the frames of such a source are waited for
 CLOSE_S = 2.5  # how long closing waits for all sources together
+RETRY_S = 300.0  # after which a rate that was too much is tried again
 
 # Hears what became of a source: the kind of event, why, its name, its tag, and the seconds that it took.
 Tell = Callable[[str, str, str, str, float], None]
@@ -127,6 +128,7 @@ class ChangingInputs:
         self.admits: Callable[[float], str] = lambda _: ""
         self.late_age_s: Callable[[], float] | None = None
         self._refused: Mapping[str, tuple[SourceSetting, str]] = {}  # and why
+        self._too_much: tuple[float, float] | None = None  # frames a second, and until when they count as too many
         self.written = 0
         self.fps: float | None = None
         self._settings, self._counts = settings, counts
@@ -173,7 +175,7 @@ class ChangingInputs:
         refused: dict[str, tuple[SourceSetting, str]] = {}
         for one_wanted in (wanted[key] for key in comes):
             then_fps = rate_fps + (one_wanted.policy.fps or 0.0)
-            if reason := self.admits(then_fps):
+            if reason := self._why_not(then_fps):
                 refused[one_wanted.key] = one_wanted, reason
             else:
                 rate_fps, begun[one_wanted.key] = then_fps, self._begun(one_wanted)
@@ -186,6 +188,30 @@ class ChangingInputs:
             self._set.add(one.source)
         without = f", {len(refused)} are refused" if refused else ""
         return f"sources: {len(begun)} come, {len(goes)} go, {len(wanted) - len(comes)} stay{without}"
+
+    def _why_not(self, rate_fps: float) -> str:
+        if self._too_much and rate_fps >= self._too_much[0]:
+            return f"it is not taken, since frames were late at {self._too_much[0]:.4g} a second"
+        return self.admits(rate_fps)
+
+    def shed(self, reason: str) -> None:
+        """Let the source go that came last, since frames are late; another one comes only at a lower rate."""
+        key, one = list(self._kept.items())[-1]
+        rate_fps = sum(kept.policy.fps or 0.0 for kept in self._kept.values())
+        self._too_much = rate_fps, time.monotonic() + RETRY_S
+        self._kept = {name: kept for name, kept in self._kept.items() if name != key}
+        self._go(one)
+        why = f"it is let go, since {reason} at {rate_fps:.4g} a second"
+        self._refused = {**self._refused, key: (one.wanted, why)}
+        self.tell("source-refused", f"{key}: {why}", one.wanted.name, one.wanted.tag, 0.0)
+
+    @property
+    def retries(self) -> bool:
+        """Whether it is time to try sources again that were refused."""
+        if self._too_much is None or time.monotonic() < self._too_much[1]:
+            return False
+        self._too_much = None
+        return bool(self._refused)
 
     def count(self, source: str, index: int) -> None:
         """Count a frame, of the source with that tag or name, whose result came out and is written."""

@@ -205,6 +205,7 @@ class Service:
                     look_s = time.monotonic() + LOOK_S
                     if control:
                         self._obey(control, models, settings)
+                    self._keep_deadline(models[0])
                     if models[0].metering:
                         models[0].metering.update()  # one measures for all of them
                     if news := throttling.look():
@@ -265,6 +266,16 @@ class Service:
             return None
         self._listener.say("the settings were read anew; what is inside comes out first")
         return found
+
+    def _keep_deadline(self, model: RunningModel) -> None:
+        """Let the source go that came last where frames are late, and try those again that were refused for long."""
+        sources = model.sources
+        if not isinstance(sources, ChangingInputs) or not self._running.deadline:
+            return
+        if len(sources.statistics()) > 1 and (reason := model.misses()):
+            sources.shed(reason)
+        elif sources.retries:
+            self._listener.say(sources.change(self._running))
 
     def _write_status(self, status: StatusFile, model: RunningModel, is_ready: bool) -> None:
         sources, statistics = model.sources, model.pipeline.statistics()

@@ -28,7 +28,7 @@ from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import FrameDeadline, frame_deadline, latency_in_time_s, with_latencies
+from tvm_pipeline.cost.under_load import SEEN_LATE, FrameDeadline, frame_deadline, latency_in_time_s, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.report import write_report
@@ -84,6 +84,7 @@ from tvm_pipeline_video.service.video_extra import (
 MOST_LABELS = 100  # that are counted; texts that were read may all differ
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
+SETTLES_S = 2.0  # after a change of sources, until late frames count
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
 Picture = NDArray[np.uint8]
 
@@ -150,6 +151,7 @@ class RunningModel:
         found, found_in, deadline: as in `ModelReport`.
         late: how many frames took longer than the deadline.
         for_rate: whether its plan is for a rate of frames.
+        watched_from: since when late frames are watched, see `misses`.
     """
 
     label: str
@@ -172,6 +174,7 @@ class RunningModel:
     deadline: FrameDeadline | None = None
     late: int = 0
     for_rate: bool = False
+    watched_from: tuple[int, int, float] = (0, 0, math.inf)  # frames, late ones, and the clock time from which it holds
 
     def take_results(self, write: ResultWriter, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -231,11 +234,30 @@ class RunningModel:
         reached_s = latency_in_time_s(self.pipeline.given, plan, times_s, asked)
         if reached_s <= asked.seconds:
             self.deadline = asked
+            self.watch_deadline()
             return ""
         would = f"they would take {1e3 * reached_s:.3g} ms"
         if reached_s == math.inf:
             would = f"the plan takes {plan.predicted.throughput_fps or 0.0:.3g} a second"
         return f"it is not taken, since `deadline` {asked} would be missed: {would}"
+
+    def watch_deadline(self) -> None:
+        """Count late frames anew: other sources come or go, and what they leave inside takes a moment."""
+        self.watched_from = 0, 0, time.perf_counter() + SETTLES_S
+
+    def misses(self) -> str:
+        """Return in words that more frames are late than the deadline allows; empty where as many as seen keep it."""
+        frames, late, from_s = self.watched_from
+        if self.deadline is None or time.perf_counter() < from_s:
+            return ""
+        if from_s:
+            self.watched_from = self.pipeline.frames, self.late, 0.0
+            return ""
+        frames, late = self.pipeline.frames - frames, self.late - late
+        if late < SEEN_LATE or late <= self.deadline.miss_share * frames:
+            return ""
+        self.watch_deadline()
+        return f"{late} of {frames} frames took longer than {1e3 * self.deadline.seconds:.4g} ms"
 
     def check(self, limit_s: float) -> None:
         """Give the results up where the decoder has been at a frame for longer than this."""
