@@ -5,7 +5,7 @@
 
 `inside` is the work of a request without ZeroMQ: a picture is prepared, goes through the pipeline, and the outputs
 become rows. `Frigate's` is what the client waits for, in another process; `added` is the difference for the same
-request. Then 1, 2 and 4 clients with an endpoint each ask as fast as they can, and every answer is compared with that
+request. Then some clients with an endpoint each ask as fast as they can, and every answer is compared with that
 of a direct call. All of them share the cores with the pipeline.
 """
 
@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=STREET)
     parser.add_argument("--device", default="", help="as `serve` takes it")
     parser.add_argument("--count", type=int, default=1000, help="requests of a client")
+    parser.add_argument("--clients", default="1,2,4", help="at one time, up to 4; several with commas")
     parser.add_argument(
         "--short", action="store_true", help="an empty YOLO, two clients, 20 requests: proves that it works"
     )
@@ -144,7 +145,7 @@ def run(options, name, pipeline, detector, size, endpoints) -> None:
     for what, seconds in of_request.items():
         p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
         CONSOLE.print(f"{what}: {p50:.2f} ms p50, {p99:.2f} p99")
-    for count in (2,) if options.short else (1, 2, 4):
+    for count in (2,) if options.short else map(int, options.clients.split(",")):
         found, taken_s = clients(endpoints[:count], options.count, size)
         equal = sum(answers == [right[int(key)]] for one in found for key, answers in one["answers"].items())
         asked, rate = sum(len(one["answers"]) for one in found), count * options.count / taken_s
