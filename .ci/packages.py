@@ -155,9 +155,10 @@ def check_watch(env: Environment) -> None:
 
 
 def check_clients(env: Environment) -> None:
-    """Each of these extras is one library, which the others do not bring."""
+    """Each of these extras is one library or two, which the others do not bring."""
     env.python("import paho.mqtt.client, paho.mqtt.enums, paho.mqtt.packettypes, paho.mqtt.properties")
     env.python("import zmq, mlperf_loadgen, starlette, uvicorn, tritonclient.grpc\nfrom jtop import jtop")
+    env.python("from tvm_pipeline_video.tracking import Trackers, Tracking; Trackers(Tracking())")
 
 
 def check_cuda(env: Environment, version: int = 12) -> None:
@@ -201,7 +202,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
-    "mqtt,frigate,kserve,loadgen,jetson": check_clients,
+    "mqtt,frigate,kserve,loadgen,jetson,tracking": check_clients,
     "cuda": check_cuda,
     "relax-cuda": lambda env: check_cuda(env, 13),
     "edgetpu": check_edgetpu,
