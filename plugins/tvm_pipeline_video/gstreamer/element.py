@@ -162,10 +162,14 @@ class TvmPipeline(Gst.Element):  # type: ignore[misc]
         if self._is_late(buffer):
             return Gst.FlowReturn.OK
         time_s = buffer.pts / Gst.SECOND if buffer.pts != Gst.CLOCK_TIME_NONE else 0.0
+        try:
+            image = self._image(buffer)
+        except (PipelineError, ValueError) as error:  # it has fewer bytes than its caps say
+            self._fail(error)
+            return Gst.FlowReturn.ERROR
         with self._lock:
-            index, flush = self._entered, self._flush
+            picture = Picture(self._entered, time_s, image, self.get_name(), buffer, self._flush)
             self._entered += 1
-        picture = Picture(index, time_s, self._image(buffer), self.get_name(), buffer, flush)
         while not self._stops.is_set():
             with suppress(queue.Full):
                 self._given.put(picture, timeout=LOOK_S)

@@ -54,7 +54,8 @@ class Camera:
         frames: that came since the last state.
         seen_s: by the slug of a label, when it was last found.
         counts: by the slug of a label, how many the last frame had.
-        snapshot: the picture of the object that appeared last, as JPEG.
+        snapshot: the picture of the object that appeared last, as JPEG; None where this run has none yet.
+        has_image: whether any run has had one.
         known_from_s: from when on the retained message counts as received.
         sent: the configuration and the state that the broker has.
     """
@@ -67,6 +68,7 @@ class Camera:
     seen_s: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     snapshot: bytes | None = None
+    has_image: bool = False
     known_from_s: float = 0.0
     sent: dict[str, bytes] = field(default_factory=dict)
 
@@ -110,7 +112,7 @@ class Camera:
             found = f"{{{{ 'ON' if value_json.found['{key}'] else 'OFF' }}}}"
             parts[f"{key}_found"] = _sensor(label, found, device_class="occupancy")
             parts[f"{key}_count"] = _sensor(f"{label} count", f"{{{{ value_json.count['{key}'] }}}}")
-        if self.snapshot is not None:
+        if self.has_image:
             parts["snapshot"] = {"platform": "image", "name": "Snapshot", "image_topic": f"{topic}/{self.key}/snapshot"}
         for name, part in parts.items():
             part["unique_id"] = f"{self.key}_{name}"
@@ -123,11 +125,12 @@ class Camera:
         }
 
     def remember(self, config: bytes) -> None:
-        """Take the labels of a retained discovery message; one that is not ours changes nothing."""
+        """Take the parts of a retained discovery message; one that is not ours changes nothing."""
         try:
             parts = msgspec.json.decode(config, type=_Retained).components
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
+        self.has_image = self.has_image or "snapshot" in parts
         for name, part in parts.items():
             if name.endswith("_found"):
                 self.labels.setdefault(name.removesuffix("_found"), part.name)
@@ -199,6 +202,7 @@ class HomeAssistant:
                 self._ask(camera)
             camera.see(line, time.monotonic())
             camera.snapshot = snapshot or camera.snapshot
+            camera.has_image = camera.has_image or snapshot is not None
 
     def _ask(self, camera: Camera) -> None:
         """Have the broker send the retained message of a device."""

@@ -135,6 +135,11 @@ def test_zones_have_sensors_and_the_last_snapshot_is_an_image(broker: Broker) ->
         assert parts["person_in_drive_found"]["name"] == "person in drive"
         assert until(lambda: seen.of(parts["snapshot"]["image_topic"]) == b"a picture")
         assert until(lambda: seen.state["found"] == {"person": True, "person_in_drive": True})
+    with Reader(broker) as reader, devices(broker) as home:  # another run, without a picture so far
+        home.see(line("dog", tag="gate"), "")
+        seen = Seen(reader)
+        assert until(lambda: "dog_found" in seen.config["components"])
+        assert {"snapshot", "person_in_drive_found"} <= seen.config["components"].keys()
 
 
 def test_a_service_that_starts_again_keeps_the_labels(broker: Broker) -> None:
