@@ -32,7 +32,6 @@ from tvm_pipeline_video.service.video_extra import (
     JsonLines,
     ObjectEvent,
     Overlay,
-    Tracking,
     VideoFile,
     draw,
     jpeg,
@@ -65,7 +64,7 @@ class ResultFiles:
         self.video: VideoFile | None = None
         self._broker: MqttResults | None = None
         self._devices: HomeAssistant | None = None
-        self._tracking = Tracking.from_toml(settings.tracking) if settings.tracking else None
+        self._tracking = settings.followed()
         self.tells_events = self._tracking is not None and self._tracking.results == "events"
         self._results, self._output, self._segment_s = settings.results, settings.output, settings.segment
         if self._results and is_broker(self._results):

@@ -71,7 +71,6 @@ from tvm_pipeline_video.service.video_extra import (
     Preprocessing,
     Request,
     Trackers,
-    Tracking,
     Transform,
     decoder_name,
     draw,
@@ -355,8 +354,8 @@ def opened_models(
             found = _interpreted(settings, index, bundle)
             for line in found.said:
                 listener.say(f"{label}: {line}" if label else line)
-            tracking = _tracking(settings)
-            trackers = Trackers(tracking) if tracking else None
+            followed = settings.followed()
+            trackers = Trackers(followed) if followed else None
             sources: ModelSources | ChangingInputs
             if settings.wait:
                 listener.say(
@@ -427,10 +426,6 @@ class _OpenModel:
     trackers: Trackers | None
 
 
-def _tracking(settings: Settings) -> Tracking | None:
-    return Tracking.from_toml(settings.tracking) if settings.tracking else None
-
-
 def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretation:
     """Return how a model is read: as the settings say, else as the bundle has it, else as its file suggests."""
     request = settings.request(index)
@@ -472,7 +467,7 @@ def _planned(
             video=settings.output.suffix.lower() if settings.output else "",
             lines=bool(settings.results),
             overlay=settings.overlay,
-            trackers=partial(Trackers, tracking) if (tracking := _tracking(settings)) else None,
+            trackers=partial(Trackers, followed) if (followed := settings.followed()) else None,
             hardware=settings.hardware_decoding,
         )
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):

@@ -23,7 +23,7 @@ from tvm_pipeline.runtime.adaptation import check_strategy
 from tvm_pipeline_video.service.mqtt_results import is_broker, parse_broker
 
 if TYPE_CHECKING:
-    from tvm_pipeline_video.service.video_extra import Request
+    from tvm_pipeline_video.service.video_extra import Request, Tracking
 
 LONGEST_TAG = 200  # characters
 MOST_S = 1e9  # what waits takes no more than 9e9 seconds
@@ -312,6 +312,12 @@ class Settings:
         """The name of the strategy that changes plans while the model runs; `off` keeps a plan that was given."""
         return self.adapt or ("off" if self.plan else "replan")
 
+    def followed(self) -> Tracking | None:
+        """Return how objects are followed, None where they are not; raise OptionError where the file is wrong."""
+        from tvm_pipeline_video.service.video_extra import Tracking
+
+        return Tracking.from_toml(self.tracking) if self.tracking else None
+
     def _check_output(self) -> None:
         from tvm_pipeline_video.service.video_extra import VIDEO_EXTENSIONS
 
@@ -392,13 +398,9 @@ class Settings:
                 raise OptionError(f"`tag` {tag} is given twice; lines could not tell their sources apart", option="tag")
 
     def _check_tracking(self) -> None:
-        from tvm_pipeline_video.service.video_extra import Tracking
-
-        if self.tracking and not self.wait:
-            names = self.tag or [shown(spec) for spec in self.source]
-            Tracking.from_toml(self.tracking).check_sources(names)
-        elif self.tracking:
-            Tracking.from_toml(self.tracking)
+        followed = self.followed()
+        if followed and not self.wait:
+            followed.check_sources(self.tag or [shown(spec) for spec in self.source])
 
     def _check_waiting(self) -> None:
         if self.status and not self.wait:
