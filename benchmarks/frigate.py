@@ -29,11 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tests.support.frigate_client import FrigateClient
 from tests.support.tiny_yolo import write_tiny_yolo
 from tvm_pipeline.core.plan import describe
-from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline_video.service.frigate import Detector, interpretation, serve
 from tvm_pipeline_video.service.listener import Listener
-from tvm_pipeline_video.service.model_bundle import opened_model
-from tvm_pipeline_video.service.running_model import plan_alone
+from tvm_pipeline_video.service.running_model import opened_pipeline
 from tvm_pipeline_video.service.settings import Settings
 
 STREET = Path(__file__).parents[1] / "examples/street/detector.tflite"
@@ -104,9 +102,8 @@ def main() -> None:
         if options.short:
             options.model, options.count = write_tiny_yolo(folder / "tiny.onnx"), 20
         settings = Settings([options.model], device=options.device)
-        _, bundle = stack.enter_context(opened_model(options.model, settings, Listener()))
-        planned, found = plan_alone(settings, bundle), interpretation(bundle)
-        pipeline = stack.enter_context(LivePipeline(bundle.compiled, planned.problem, planned.plan))
+        pipeline, bundle = stack.enter_context(opened_pipeline(options.model, settings, Listener()))
+        found = interpretation(bundle)
         endpoints = [f"ipc://{folder}/{number}" for number in range(4)]
         server = threading.Thread(target=serve, args=(pipeline, found, endpoints), kwargs={"model": "benchmark"})
         server.start()
