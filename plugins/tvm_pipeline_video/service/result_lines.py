@@ -67,22 +67,22 @@ class ObjectLine(msgspec.Struct, frozen=True, kw_only=True):
     """What became of an object that is followed. A field without a value is left out.
 
     Attributes:
+        frame, time_s, source, model, tag: of the frame in which it happened, as in the line of a frame.
         event: appears, moves, enters or exits (a zone), crosses (a line), or leaves.
         object: its last annotation, with its number as `track`.
         seconds: for which it has been there; in the zone, of `enters` and `exits`.
-        frame, time_s, source, model, tag: of the frame in which it happened, as in the line of a frame.
         zone: the name of the zone that it enters or exits.
         line: the name of the line that it crosses.
         direction: in or out, of a crossing.
         snapshot: the file with the picture of the frame, of an object that appears.
     """
 
+    frame: int  # first, as in the line of a frame: by its begin a line that a crash cut short is known
+    time_s: float
+    source: str
     event: str
     object: Annotation
     seconds: float
-    frame: int
-    time_s: float
-    source: str
     model: str | msgspec.UnsetType = msgspec.UNSET
     tag: str | msgspec.UnsetType = msgspec.UNSET
     zone: str | msgspec.UnsetType = msgspec.UNSET
@@ -95,12 +95,12 @@ def object_line(event: ObjectEvent, frame: Frame, model: str = "", snapshot: Pat
     """Return the line of an event in a frame of the model of that label."""
     is_crossing = event.kind == "crosses"
     return ObjectLine(
-        event=event.kind,
-        object=event.annotation,
-        seconds=event.seconds,
         frame=frame.index,
         time_s=frame.time_s,
         source=frame.source,
+        event=event.kind,
+        object=event.annotation,
+        seconds=event.seconds,
         model=model or msgspec.UNSET,
         tag=frame.tag or msgspec.UNSET,
         zone=event.place if event.place and not is_crossing else msgspec.UNSET,

@@ -54,6 +54,24 @@ def test_events_in_place_of_frames(cli, bundle, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.jpg"))) == 1
 
 
+def test_a_line_of_an_event_that_a_crash_cut_short_is_cut_off(cli, bundle, tmp_path: Path) -> None:
+    """Such a file is one of results, and the next run of the same settings goes on behind it."""
+    (tmp_path / "model.tar").write_bytes(bundle.read_bytes())
+    (tmp_path / "tracking.toml").write_text(TRACKING.format(results="events"))
+    (tmp_path / "found.py").write_text(MOVING)
+    service(
+        tmp_path,
+        'bundle = "model.tar"\nsource = "synthetic:64x48@30:40"\ntracking = "tracking.toml"\nadapt = "off"\n'
+        'decoder = "found.py:decode"\nresults = "lines.jsonl"\n',
+    )
+    lines = tmp_path / "lines.jsonl"
+    assert cli("run", "--config", tmp_path / "service.toml").code == 0
+    lines.write_bytes(lines.read_bytes()[:-40])
+    assert cli("run", "--config", tmp_path / "service.toml").code == 0
+    kinds = [row["event"] for row in rows(lines)]
+    assert (kinds.count("appears"), kinds.count("leaves")) == (2, 1)
+
+
 def test_frames_with_the_numbers_of_their_objects(cli, bundle, tmp_path: Path) -> None:
     assert run(cli, bundle, tmp_path, "frames").code == 0
     lines = rows(tmp_path / "lines.jsonl")
