@@ -15,6 +15,7 @@ from tvm_pipeline_video.annotations import jpeg
 LARGEST = 960  # pixels: enough for a page; encoding whole frames of a large camera would take a core
 PERIOD_S = 0.2  # at least, between two pictures
 MOST_WORK = 0.1  # of one core
+FORGOTTEN_S = 60.0  # after which the picture of a source at which nobody looks is dropped
 
 Seen = TypeVar("Seen")
 
@@ -45,6 +46,8 @@ class Preview(Generic[Seen]):
             shown, picture, next_s = self._shown.get(source, (None, b"", 0.0))
             if latest is not shown and began_s >= next_s:
                 picture = jpeg(self._drawn(latest), LARGEST)
+                # A frame is large, and a source that is gone is not asked for again.
+                self._shown = {name: one for name, one in self._shown.items() if began_s - one[2] < FORGOTTEN_S}
                 work_s = (time.monotonic() - began_s) * len({*self._shown, source})
                 self._shown[source] = latest, picture, began_s + max(PERIOD_S, work_s / MOST_WORK)
             return picture

@@ -20,7 +20,7 @@ needs("PIL")
 from PIL import Image
 
 from tests.plugins.video.watch.watched import watching
-from tvm_pipeline_video.watch import WatchServer
+from tvm_pipeline_video.watch import WatchServer, picture
 from tvm_pipeline_video.watch.picture import MOST_WORK, PERIOD_S, Preview
 
 
@@ -75,6 +75,18 @@ def test_a_frame_is_drawn_once_and_none_while_nobody_looks():
     assert len(run.drawn) == 1
     with Image.open(BytesIO(first)) as picture:
         assert picture.size == (16, 16)
+
+
+def test_sources_have_pictures_of_their_own_and_one_at_which_nobody_looks_is_forgotten(monkeypatch):
+    run, frames = Run(), {"gate": [1], "yard": [2]}
+    preview = Preview(frames.get, run.draw)
+    assert preview("gate") != preview("yard")
+    assert preview("hall") is None
+    monkeypatch.setattr(picture, "FORGOTTEN_S", -1.0)
+    frames["yard"] = [3]
+    time.sleep(2 * PERIOD_S)
+    preview("yard")
+    assert set(preview._shown) == {"yard"}
 
 
 def test_a_viewer_that_takes_nothing_holds_up_no_other():
