@@ -130,6 +130,7 @@ def test_a_source_that_would_break_the_deadline_is_not_taken_until_another_one_g
     assert [row["tag"] for row in run.rows("events", kind="source-refused")] == ["yard"]
 
 
+@pytest.mark.thorough
 def test_the_source_that_came_last_is_let_go_where_frames_are_late_and_tried_again_later(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(running_model, "SETTLES_S", 0.1)
     monkeypatch.setattr(changing_inputs, "RETRY_S", 1.0)
