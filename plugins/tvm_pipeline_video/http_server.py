@@ -36,6 +36,14 @@ OLD_S = 0.5  # a connection of this age makes room for a new one
 STOP_S = 1  # that the answers on their way have when a server stops
 
 
+class RequestError(PipelineError):
+    """A request that makes no sense; `status` is that of HTTP."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def check_address(option: str, host: str, port: int, *, needed: str) -> None:
     """Raise OptionError where no server may listen: the address is none, or other machines reach it.
 

@@ -14,10 +14,11 @@ from tritonclient.grpc import service_pb2 as messages
 
 from tests.support.mutations import flipped, spliced
 from tvm_pipeline import Operator, OperatorGraph, Tensor
+from tvm_pipeline_video.http_server import RequestError
 from tvm_pipeline_video.service.inference import InferenceModel
 from tvm_pipeline_video.service.inference_grpc import _Service
 from tvm_pipeline_video.service.inference_http import answered
-from tvm_pipeline_video.service.shared_memory import Regions, RequestError
+from tvm_pipeline_video.service.shared_memory import Regions
 
 X, SUM = Tensor("x", (1, 4)), Tensor("sum", (1, 4))
 GRAPH = OperatorGraph("net", (X,), (Operator("add", "add", ("x",), (SUM,)),), ("sum",))

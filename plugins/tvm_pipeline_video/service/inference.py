@@ -23,8 +23,8 @@ from tvm_pipeline import OperatorGraph, Tensor
 from tvm_pipeline.addresses import is_loopback
 from tvm_pipeline.errors import OptionError, PipelineClosedError, PipelineError
 from tvm_pipeline.runtime.frame_stream import FrameStream
-from tvm_pipeline_video.http_server import answering, check_address, listening
-from tvm_pipeline_video.service.shared_memory import Regions, RequestError
+from tvm_pipeline_video.http_server import RequestError, answering, check_address, listening
+from tvm_pipeline_video.service.shared_memory import Regions
 
 # The names that the protocol has for types.
 DATATYPES = {
@@ -251,7 +251,7 @@ def serving(
 
             at = listening("http", *http)
             stack.enter_context(answering(inference_http.application(model, token), at, "http"))
-            _log.info("%s over HTTP at %s", model.name, "http://{}:{}".format(*http))
+            _log.info("%s over HTTP at %s", model.name, "http://{}:{}".format(*at.getsockname()[:2]))
         if grpc:
             from tvm_pipeline_video.service import inference_grpc
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline import PipelineError
-from tvm_pipeline_video.http_server import has_token
+from tvm_pipeline_video.http_server import RequestError, has_token
 from tvm_pipeline_video.service.inference import (
     DATATYPES,
     VERSION,
@@ -22,7 +22,6 @@ from tvm_pipeline_video.service.inference import (
     about_server,
     dtype_of,
 )
-from tvm_pipeline_video.service.shared_memory import RequestError
 
 try:
     import grpc

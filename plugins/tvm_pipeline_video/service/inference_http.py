@@ -23,7 +23,6 @@ from tvm_pipeline_video.service.inference import (
     about_server,
     dtype_of,
 )
-from tvm_pipeline_video.service.shared_memory import RequestError
 
 try:
     from starlette.applications import Starlette
@@ -33,7 +32,7 @@ try:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from tvm_pipeline_video.http_server import refusal
+    from tvm_pipeline_video.http_server import RequestError, refusal
 except ImportError as error:
     raise PipelineError(f"`http` needs an extra: pip install 'tvm-pipeline[kserve]' ({error})") from error
 

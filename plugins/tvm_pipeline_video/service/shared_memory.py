@@ -15,18 +15,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_pipeline import PipelineError
+from tvm_pipeline_video.http_server import RequestError
 
 FOLDER = Path("/dev/shm")  # where Linux has what shm_open makes
 MOST_REGIONS = 1024
-
-
-class RequestError(PipelineError):
-    """A request that makes no sense; `status` is that of HTTP."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Region(NamedTuple):
