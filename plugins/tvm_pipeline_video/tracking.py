@@ -290,10 +290,7 @@ class Tracker:
         """Return the events of the objects that are there, and remember where each one is."""
         if not self._objects:
             return []
-        placed = detections([replace(one.annotation, mask=None) for one in self._objects.values()])
-        placed.tracker_id = np.array(list(self._objects))
-        inside = [zone.trigger(placed) for zone in self._drawn_zones]
-        crossed = [line.trigger(placed) for line in self._drawn_lines]
+        inside, crossed = self._at_places() if self._zones or self._lines else ([], [])
         events: list[ObjectEvent] = []
         for row, one in enumerate(self._objects.values()):
             age_s, middle = time_s - one.first_s, _middle(one.annotation)
@@ -315,6 +312,14 @@ class Tracker:
                 one.told_at = middle
             events += [replace(event, annotation=one.annotation) for event in happened]
         return events
+
+    def _at_places(self) -> tuple[list[Any], list[Any]]:
+        """Return for each zone which objects are inside, and for each line which ones cross it, in and out."""
+        placed = detections([replace(one.annotation, mask=None) for one in self._objects.values()])
+        placed.tracker_id = np.array(list(self._objects))
+        return [zone.trigger(placed) for zone in self._drawn_zones], [
+            line.trigger(placed) for line in self._drawn_lines
+        ]
 
     @staticmethod
     def _at_zone(one: _Object, zone: Zone, is_inside: bool, time_s: float) -> list[ObjectEvent]:
