@@ -154,8 +154,8 @@ class ChangingInputs:
         """Have the sources of these settings from now on, and return a sentence about the change.
 
         A source that stays keeps its reader and its frames; one with another spec under the same key is another one.
-        Those that go give no frame any more. The others are opened in threads of their own, in their order, but those
-        that are not admitted.
+        Those that go give no frame any more. `admits` is asked about each one that comes, in the order of the settings;
+        one that it allows is opened in a thread of its own.
         """
         wanted = {one.key: one for one in wanted_sources(settings)}
         kept = dict(self._kept)
