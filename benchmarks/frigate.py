@@ -5,8 +5,8 @@
 
 `inside` is the work of a request without ZeroMQ: a picture is prepared, goes through the pipeline, and the outputs
 become rows. `Frigate's` is what the client waits for, in another process; `added` is the difference for the same
-request. Then some clients with an endpoint each ask as fast as they can, and every answer is compared with that
-of a direct call. All of them share the cores with the pipeline.
+request. Then some clients at one endpoint ask as fast as they can, and every answer is compared with that of a direct
+call. All of them share the cores with the pipeline.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def ask(endpoint: str, count: int, width: int, height: int) -> None:
     print(json.dumps({"seconds": seconds, "answers": {key: sorted(found) for key, found in answers.items()}}))
 
 
-def clients(endpoints: list[str], count: int, size: tuple[int, int]) -> tuple[list[dict], float]:
-    """Return what a client of each endpoint printed, and the seconds that all of them took."""
+def clients(number: int, endpoint: str, count: int, size: tuple[int, int]) -> tuple[list[dict], float]:
+    """Return what each client printed, and the seconds that all of them took."""
     made = [
         subprocess.Popen(
             [sys.executable, __file__, "--ask", endpoint, *map(str, (count, *size))],
@@ -67,7 +67,7 @@ def clients(endpoints: list[str], count: int, size: tuple[int, int]) -> tuple[li
             stdout=subprocess.PIPE,
             text=True,
         )
-        for endpoint in endpoints
+        for _ in range(number)
     ]
     for process in made:
         process.stdout.readline()  # it is ready
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=STREET)
     parser.add_argument("--device", default="", help="as `serve` takes it")
     parser.add_argument("--count", type=int, default=1000, help="requests of a client")
-    parser.add_argument("--clients", default="1,2,4", help="at one time, up to 4; several with commas")
+    parser.add_argument("--clients", default="1,2,4", help="at one time; several with commas")
     parser.add_argument(
         "--short", action="store_true", help="an empty YOLO, two clients, 20 requests: proves that it works"
     )
@@ -103,47 +103,49 @@ def main() -> None:
             options.model, options.count = write_tiny_yolo(folder / "tiny.onnx"), 20
         settings = Settings([options.model], device=options.device)
         pipeline, bundle = stack.enter_context(opened_pipeline(options.model, settings, Listener()))
-        found = interpretation(bundle)
-        endpoints = [f"ipc://{folder}/{number}" for number in range(4)]
-        server = threading.Thread(target=serve, args=(pipeline, found, endpoints), kwargs={"model": "benchmark"})
+        found, endpoint = interpretation(bundle), f"ipc://{folder}/frigate"
+        right = direct(pipeline, Detector(found, "direct"), found.preprocessing.size)
+        server = threading.Thread(target=serve, args=(pipeline, found, [endpoint]), kwargs={"model": "benchmark"})
         server.start()
         stack.callback(server.join)
         stack.callback(pipeline.stop)
-        run(
-            options,
-            bundle.graph.name,
-            pipeline,
-            Detector(pipeline, found, "direct"),
-            found.preprocessing.size,
-            endpoints,
-        )
+        run(options, bundle.graph.name, pipeline, right, found.preprocessing.size, endpoint)
 
 
-def run(options, name, pipeline, detector, size, endpoints) -> None:
-    images = pictures(*size)
-    header = json.dumps({"shape": images[0].shape, "dtype": "uint8"}).encode()
-    inside_s: list[float] = []
-    reply = Detector.reply
+def direct(pipeline, detector, size) -> list[str]:
+    """Return the rows of each picture by direct calls."""
+    rows = []
+    for image in pictures(*size):
+        header = json.dumps({"shape": image.shape, "dtype": "uint8"}).encode()
+        pipeline.submit(detector.prepared([header, image.tobytes()]))
+        rows.append(detector.answer(pipeline.result().outputs)[1].hex())
+    return rows
 
-    def timed(self, parts):
-        began_s = time.perf_counter()
-        answer = reply(self, parts)
-        inside_s.append(time.perf_counter() - began_s)
-        return answer
 
-    Detector.reply = timed
-    [one], _ = clients(endpoints[:1], options.count, size)
-    Detector.reply = reply
-    # The server has run its first frame, and could take none of ours for it.
-    right = [detector.reply([header, image.tobytes()])[1].hex() for image in images]
-    of_request = {"inside": np.array(inside_s[1:]), "Frigate's": np.array(one["seconds"])}  # the first asks for a model
+def run(options, name, pipeline, right, size, endpoint) -> None:
+    began_s, inside_s = [time.perf_counter()], []
+    prepared, answer = Detector.prepared, Detector.answer
+
+    def timed_prepared(self, parts):
+        began_s.append(time.perf_counter())
+        return prepared(self, parts)
+
+    def timed_answer(self, outputs):
+        message = answer(self, outputs)
+        inside_s.append(time.perf_counter() - began_s[-1])
+        return message
+
+    Detector.prepared, Detector.answer = timed_prepared, timed_answer
+    [one], _ = clients(1, endpoint, options.count, size)
+    Detector.prepared, Detector.answer = prepared, answer
+    of_request = {"inside": np.array(inside_s[-options.count :]), "Frigate's": np.array(one["seconds"])}
     of_request["added"] = of_request["Frigate's"] - of_request["inside"]
     CONSOLE.print(f"{name} {size[0]}x{size[1]}, {options.count} pictures, plan: {describe(pipeline.plan)}")
     for what, seconds in of_request.items():
         p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
         CONSOLE.print(f"{what}: {p50:.2f} ms p50, {p99:.2f} p99")
     for count in (2,) if options.short else map(int, options.clients.split(",")):
-        found, taken_s = clients(endpoints[:count], options.count, size)
+        found, taken_s = clients(count, endpoint, options.count, size)
         equal = sum(answers == [right[int(key)]] for one in found for key, answers in one["answers"].items())
         asked, rate = sum(len(one["answers"]) for one in found), count * options.count / taken_s
         CONSOLE.print(

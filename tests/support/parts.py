@@ -23,6 +23,7 @@ import pytest
 _SBIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/homebrew/sbin"
 MOSQUITTO = shutil.which("mosquitto", path=_SBIN)
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+FRIGATE = Path(os.environ.get("FRIGATE", "frigate"), "frigate/detectors/plugins/zmq_ipc.py")
 
 
 def _module(name: str) -> Callable[[], object]:
@@ -96,6 +97,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "paho-mqtt": (_module("paho.mqtt.client"), "pip install '.[mqtt]'"),
     "tritonclient": (_module("geventhttpclient"), "pip install '.[kserve]' 'tritonclient[http]'"),
     "zmq": (_module("zmq"), "pip install '.[frigate]'"),
+    "Frigate": (FRIGATE.exists, "git clone https://github.com/blakeblackshear/frigate, pip install pydantic"),
     "griffe": (_module("griffe"), "pip install '.[docs]'"),
     "ray": (_module("ray"), "pip install '.[fleet]'"),
     "jax": (_module("jax"), "pip install '.[train]'"),

@@ -19,8 +19,8 @@ def command(
         typer.Option(
             "--frigate",
             metavar="ENDPOINT",
-            help="Where Frigate's detectors of type zmq connect to: ipc:///PATH or tcp://ADDRESS:PORT. Each endpoint "
-            "keeps one picture in the pipeline, so give as many as there are devices to keep busy.",
+            help="Where Frigate's detectors of type zmq connect to: ipc:///PATH or tcp://ADDRESS:PORT; may be given "
+            "several times.",
         ),
     ] = None,
     http: Annotated[

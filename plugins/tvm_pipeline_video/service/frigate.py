@@ -5,7 +5,7 @@ A request has two parts: JSON with the shape and the type of a tensor, and its b
 A request that makes no sense gets zeros and, in the JSON, an `error`. Before its first picture Frigate asks for a model
 by its name. The answer is that one is loaded, and a file that a client sends is never kept or read.
 
-A REP socket answers one request at a time, so that each endpoint keeps one frame in the pipeline.
+One thread takes the requests of all endpoints while the pipeline has room for a picture, and the others wait in ZeroMQ.
 
 Source: the plug-in `zmq` of https://github.com/blakeblackshear/frigate
 """
@@ -18,7 +18,6 @@ import re
 import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline import Bundle, PipelineError
-from tvm_pipeline.errors import OptionError, PipelineClosedError
+from tvm_pipeline.errors import OptionError, PipelineClosedError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream
 from tvm_pipeline_video.service.host_planning import ApplicationRecord
 from tvm_pipeline_video.service.video_extra import (
@@ -53,6 +52,7 @@ THRESHOLD = 0.4  # of Frigate's own detectors: it reads no row below it
 MOST_CLASSES = 1000  # where the outputs do not tell
 MOST_BYTES = 256 << 20  # of a part; ZeroMQ hangs up on a client that sends more
 LONGEST_HEADER = 1 << 16  # bytes
+RETRY_MS = 10  # while a picture waits for room in the pipeline
 MOST_LINES = 100  # of the log; a client repeats its mistake many times a second
 BOXES = {name for key in ("yolo", "ssd", "centernet", "mediapipe", "picodet") for name in FAMILIES[key].names}
 ENDPOINT = re.compile(r"ipc://(?P<path>[^@*].*)|tcp://(?P<host>.+):(?P<port>\d{1,5})")
@@ -101,7 +101,7 @@ def serve(
     model: str,
     allow_others: bool = False,
 ) -> None:
-    """Answer Frigate at each endpoint, until the pipeline is stopped by another thread or raises.
+    """Answer the clients of each endpoint, until the pipeline is stopped by another thread or raises.
 
     Args:
         pipeline: is running, and takes no other frames.
@@ -114,80 +114,96 @@ def serve(
         OptionError: it cannot listen there.
         StageError: a stage failed, and no other device can run it.
     """
-    detector = Detector(pipeline, found, model)
+    detector = Detector(found, model)
     context = zmq.Context()
     files: list[Path] = []  # of sockets, which ZeroMQ leaves behind
-    threads: list[threading.Thread] = []
+    answering: threading.Thread | None = None
     try:
-        detector.warm()
-        bound = [_bound(context, endpoint, allow_others, files) for endpoint in endpoints]
-        threads = [threading.Thread(target=_answer, args=(each, detector), daemon=True) for each in bound]
-        for thread in threads:
-            thread.start()
+        pipeline.submit(detector.black())  # the first frame takes long, and Frigate waits for 200 ms
+        detector.answer(pipeline.result().outputs)
+        requests = _bound(context, endpoints, allow_others, files)
+        taking, giving = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        taking.bind("inproc://answers")
+        giving.connect("inproc://answers")
+        answering = threading.Thread(target=_answer, args=(requests, taking, pipeline, detector), daemon=True)
+        answering.start()
         _log.info("%s answers Frigate at %s; Ctrl-C ends it", model, ", ".join(endpoints))
-        with suppress(PipelineClosedError):
+        with giving, suppress(PipelineClosedError, zmq.Again):  # nobody takes an answer when the pipeline has ended
             for result in pipeline.results():
-                result.tag.set_result(result.outputs)
+                giving.send_multipart([result.tag, b"", *detector.answer(result.outputs)], zmq.NOBLOCK)
     finally:
         pipeline.stop()
-        detector.close()
-        if threads:
-            context.term()  # each thread leaves, and closes its socket
+        if answering:
+            context.term()  # the thread leaves, and closes its sockets
+            answering.join()
         else:
             context.destroy(linger=0)
-        for thread in threads:
-            thread.join()
         for file in files:
             file.unlink(missing_ok=True)
 
 
-def _answer(requests: zmq.Socket[bytes], detector: Detector) -> None:
-    """Answer the requests of one endpoint, one after another, until the context ends."""
-    with requests, suppress(zmq.ContextTerminated):
+def _answer(requests: zmq.Socket[bytes], answers: zmq.Socket[bytes], pipeline: FrameStream, detector: Detector) -> None:
+    """Put the pictures of requests into the pipeline, and send answers, until the context or the pipeline ends."""
+    waiting: tuple[bytes, NDArray[Any]] | None = None  # a client's picture, until the pipeline has room for it
+    poller = zmq.Poller()
+    poller.register(answers, zmq.POLLIN)
+    with requests, answers, suppress(zmq.ContextTerminated, PipelineClosedError, StageError):
         while True:
-            parts = requests.recv_multipart(copy=False)
-            requests.send_multipart(detector.reply([part.buffer for part in parts]))
+            poller.register(requests, 0 if waiting else zmq.POLLIN)
+            ready = dict(poller.poll(RETRY_MS if waiting else None))
+            if answers in ready:
+                requests.send_multipart(answers.recv_multipart())
+            if requests in ready:
+                client, *parts = [part.buffer for part in requests.recv_multipart(copy=False)]
+                if not parts or len(parts[0]):
+                    continue  # REQ sends an empty part before its own
+                found = detector.prepared(parts[1:])
+                if isinstance(found, list):
+                    requests.send_multipart([client, b"", *found])
+                else:
+                    waiting = bytes(client), found
+            if waiting:
+                with suppress(PipelineTimeoutError):
+                    pipeline.submit(waiting[1], 0, tag=waiting[0])
+                    waiting = None
 
 
 class Detector:
-    """Makes the answers to requests, in the threads of the endpoints."""
+    """Reads requests and writes answers, whatever a request holds."""
 
-    def __init__(self, pipeline: FrameStream, found: Interpretation, model: str) -> None:
+    def __init__(self, found: Interpretation, model: str) -> None:
         if found.decode is None or found.preprocessing.size is None:
             raise OptionError("Frigate needs a decoder, and pictures of one size")
-        self._pipeline, self._decode, self._settings = pipeline, found.decode, found.preprocessing
+        self._decode, self._settings = found.decode, found.preprocessing
         self._model, self._size = model, found.preprocessing.size
-        self._inside: set[Future[Any]] = set()
-        self._closing = False
         self._told: set[str] = set()  # lines of the log
 
-    def warm(self) -> None:
-        """Run a black picture: the first one takes long, and Frigate waits for 200 ms."""
-        shape = self._settings.input_shape(*self._size)
-        self._pipeline.submit(np.zeros(shape, self._settings.dtype))
-        self._rows(self._pipeline.result().outputs)
+    def black(self) -> NDArray[Any]:
+        """Return what the model takes for a black picture."""
+        return np.zeros(self._settings.input_shape(*self._size), self._settings.dtype)
 
-    def close(self) -> None:
-        """Let go of those who wait for a frame; the pipeline has been stopped."""
-        self._closing = True
-        for future in list(self._inside):
-            future.cancel()
-
-    def reply(self, parts: Sequence[Any]) -> list[bytes]:
-        """Return the answer to a request, whatever it holds."""
-        said: dict[str, Any] = {"shape": (ROWS, 6), "dtype": "float32"}
-        rows = np.zeros((ROWS, 6), np.float32)
+    def prepared(self, parts: Sequence[Any]) -> NDArray[Any] | list[bytes]:
+        """Return what the model takes for the picture of a request, or the answer to a request without one."""
         try:
-            if len(parts[0]) > LONGEST_HEADER:
-                raise VideoError(f"a header of {len(parts[0])} bytes")
+            if not parts or len(parts[0]) > LONGEST_HEADER:
+                raise VideoError(f"a header of {len(parts[0]) if parts else 0} bytes")
             header = msgspec.json.decode(parts[0], type=Header)
             if header.model_request or header.model_data:
                 return [msgspec.json.encode(self._about_model(header))]
-            rows = self._detected(_tensor(header, parts[1:], self._settings))
+            return _tensor(header, parts[1:], self._settings)
         except Exception as error:  # whatever a client sends, the others go on
-            said["error"] = str(error)
-            self._tell(f"a request gets no boxes: {error}")
-        return [msgspec.json.encode(said), rows.tobytes()]
+            return self._no_boxes(error)
+
+    def answer(self, outputs: dict[str, NDArray[Any]]) -> list[bytes]:
+        """Return the answer to a picture from what the model found in it."""
+        try:
+            return _message(rows_of(self._decode(outputs, self._settings.transform(*self._size)), *self._size))
+        except Exception as error:
+            return self._no_boxes(error)
+
+    def _no_boxes(self, error: Exception) -> list[bytes]:
+        self._tell(f"a request gets no boxes: {error}")
+        return _message(np.zeros((ROWS, 6), np.float32), error=str(error))
 
     def _about_model(self, header: Header) -> dict[str, bool]:
         name = repr(header.model_name[:100])
@@ -197,23 +213,14 @@ class Detector:
         self._tell(f"Frigate asks for the model {name}; {self._model} answers", logging.INFO)
         return {"model_available": True, "model_loaded": True}
 
-    def _detected(self, tensor: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the rows of a picture that went through the pipeline."""
-        future: Future[dict[str, NDArray[Any]]] = Future()
-        self._inside.add(future)
-        try:
-            self._pipeline.submit(tensor, tag=future)
-            return self._rows(future.result())
-        finally:
-            self._inside.discard(future)
-
-    def _rows(self, outputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-        return rows_of(self._decode(outputs, self._settings.transform(*self._size)), *self._size)
-
     def _tell(self, line: str, level: int = logging.WARNING) -> None:
-        if line not in self._told and len(self._told) < MOST_LINES and not self._closing:
+        if line not in self._told and len(self._told) < MOST_LINES:
             self._told.add(line)
             _log.log(level, "%s", line)
+
+
+def _message(rows: NDArray[np.float32], **more: str) -> list[bytes]:
+    return [msgspec.json.encode({"shape": rows.shape, "dtype": "float32", **more}), rows.tobytes()]
 
 
 def rows_of(found: Sequence[Annotation], width: int, height: int) -> NDArray[np.float32]:
@@ -253,36 +260,46 @@ def _tensor(header: Header, parts: Sequence[Any], settings: Preprocessing) -> ND
 
 
 def _bound(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, allow_others: bool, files: list[Path]
+    context: zmq.Context[zmq.Socket[bytes]], endpoints: Sequence[str], allow_others: bool, files: list[Path]
 ) -> zmq.Socket[bytes]:
-    """Return a socket that listens, and note its file; raise OptionError where it may not or cannot."""
+    """Return a socket that listens, and note its files; raise OptionError where it may not or cannot."""
+    made = context.socket(zmq.ROUTER)
+    made.setsockopt(zmq.LINGER, 0)
+    made.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+    made.setsockopt(zmq.RCVHWM, 2)  # of a client, which sends one request at a time
+    for endpoint in endpoints:
+        path = _checked(endpoint, allow_others)
+        try:
+            made.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise _refusal(endpoint, f"{error.strerror}; give another endpoint") from error
+        if path:
+            files.append(path)
+    return made
+
+
+def _checked(endpoint: str, allow_others: bool) -> Path | None:
+    """Return the file of an endpoint's socket, if it has one; raise OptionError if it may not be listened at."""
     found = ENDPOINT.fullmatch(endpoint)
     if found is None or int(found["port"] or 0) >= 1 << 16:
         raise _refusal(endpoint, "give ipc:///PATH, or tcp://ADDRESS:PORT")
-    if found["host"] and not allow_others and not _is_loopback(found["host"]):
-        raise _refusal(
-            endpoint,
-            "other machines reach that address, and there is no authentication: whoever reaches the port has pictures "
-            "analysed here. Listen on 127.0.0.1, or give `allow_others` in a network where you trust every machine",
-        )
-    path = Path(found["path"] or "")
-    if found["path"] and path.exists():  # ZeroMQ would remove it
+    if found["host"]:
+        if not allow_others and not _is_loopback(found["host"]):
+            raise _refusal(
+                endpoint,
+                "other machines reach that address, and there is no authentication: whoever reaches the port has "
+                "pictures analysed here. Listen on 127.0.0.1, or give `allow_others` in a network where you trust "
+                "every machine",
+            )
+        return None
+    path = Path(found["path"])
+    if path.exists():  # ZeroMQ would remove it
         if not path.is_socket():
             raise _refusal(endpoint, "this file is no socket; give the name of a new one")
         with socket.socket(socket.AF_UNIX) as other:
             if other.connect_ex(str(path)) == 0:
                 raise _refusal(endpoint, "another program listens there; give another path")
-    made = context.socket(zmq.REP)
-    made.setsockopt(zmq.LINGER, 0)
-    made.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
-    made.setsockopt(zmq.RCVHWM, 2)  # of a client, which sends one request at a time
-    try:
-        made.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise _refusal(endpoint, f"{error.strerror}; give another endpoint") from error
-    if found["path"]:
-        files.append(path)
-    return made
+    return path
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,20 +6,23 @@ The fake reads boxes from the pixels, so that the test knows the right answer to
 from __future__ import annotations
 
 import json
+import runpy
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.support.fake_backend import FakeModel, fake_platform, make_plan, raise_at
 from tests.support.log_lines import log_lines, on_line
-from tests.support.parts import needs
+from tests.support.parts import FRIGATE, needs
 from tvm_pipeline import Bundle, Operator, OperatorGraph, Pipeline, Tensor
 from tvm_pipeline.errors import OptionError, StageError
 from tvm_pipeline.testing import example_bundle
@@ -128,7 +131,30 @@ def test_each_of_four_clients_gets_the_answers_to_its_own_pictures(count, tmp_pa
         assert list(threads.map(right, [*endpoints, endpoints[0]], range(4))) == [count] * 4
 
 
-def test_two_endpoints_keep_two_devices_busy_at_once(tmp_path):
+def test_frigates_own_plug_in_gets_the_boxes(tmp_path, monkeypatch):
+    """The class of Frigate's source speaks to the server, between stand-ins for the two classes that it derives from."""
+    needs("Frigate")
+
+    class DetectionApi:
+        def __init__(self, detector_config: object) -> None:
+            self.detector_config = detector_config
+
+    bases = {"detection_api": {"DetectionApi": DetectionApi}, "detector_config": {"BaseDetectorConfig": object}}
+    for name, members in bases.items():
+        monkeypatch.setitem(sys.modules, f"frigate.detectors.{name}", SimpleNamespace(**members))
+    plug_in = runpy.run_path(str(FRIGATE))["ZmqIpcDetector"]
+    model = SimpleNamespace(path="/config/yolo.onnx", model_type=SimpleNamespace(name="yologeneric"))
+    random = np.random.default_rng(0)
+    with serving(detector(NHWC), tmp_path) as [endpoint]:
+        client = plug_in(SimpleNamespace(endpoint=endpoint, request_timeout_ms=30_000, linger_ms=0, model=model))
+        for _ in range(1000):
+            image, rows = picture(random)
+            np.testing.assert_allclose(client.detect_raw(image), rows, atol=1e-6)
+        client._context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("endpoints", [1, 2])
+def test_two_clients_keep_two_devices_busy_at_once(endpoints, tmp_path):
     """Each fake device waits for the other one, so that a picture comes out only if both have one."""
     meeting, warm = threading.Barrier(2, timeout=60), [True]
 
@@ -139,8 +165,8 @@ def test_two_endpoints_keep_two_devices_busy_at_once(tmp_path):
     bundle = detector(NHWC, hooks={("op", "d0"): meet, ("op", "d1"): meet})
     random = np.random.default_rng(0)
     pairs = [picture(random) for _ in range(2)]
-    with serving(bundle, tmp_path, 2) as endpoints, ExitStack() as stack, ThreadPoolExecutor() as threads:
-        clients = [stack.enter_context(FrigateClient(endpoint)) for endpoint in endpoints]
+    with serving(bundle, tmp_path, endpoints) as names, ExitStack() as stack, ThreadPoolExecutor() as threads:
+        clients = [stack.enter_context(FrigateClient(names[-number])) for number in range(2)]
         for _ in range(5):
             answers = threads.map(lambda client, pair: client.detect(pair[0])[0], clients, pairs)
             for answer, (_, rows) in zip(answers, pairs, strict=True):
