@@ -65,7 +65,7 @@ MOST_LINES = {
     "tvm_pipeline/runtime": 3575,
     "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
-    "tvm_pipeline/tvm": 14_600,
+    "tvm_pipeline/tvm": 14_640,
     "tvm_pipeline/workflow": 2470,
     "backends/tvm_pipeline_edgetpu": 3420,
     "backends/tvm_pipeline_gpu": 900,

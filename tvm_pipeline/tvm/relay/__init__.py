@@ -8,6 +8,7 @@ onnx_repairs.py        what TVM's importer of ONNX gets wrong, repaired or refus
 output_names.py        the names of a module's outputs, which every pass keeps
 tflite_repairs.py      converters of TFLite operators that TVM's importer lacks
 fold.py                constants are folded in numpy, which makes building several times faster
+infer_once.py          types are inferred once for each function
 fold_table.py          what numpy computes of Relay's operators
 child.py               a compile in a process of its own, which TVM or LLVM may end
 child_process.py       a process of its own for what may end it, or hang in it

@@ -31,6 +31,7 @@ from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
 from tvm_pipeline.tvm.numpy_rules import Array
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
 from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, ResultType, parts
+from tvm_pipeline.tvm.relay.infer_once import InferOnce
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
@@ -58,12 +59,12 @@ def FoldConstantFast() -> tvm.transform.Pass:  # noqa: N802  a pass is named as 
 
 
 def fast_context(opt_level: int = 3, **context: Any) -> tvm.transform.PassContext:
-    """A ``PassContext`` (`context` is its further keywords) in which every FoldConstant runs in numpy::
+    """A ``PassContext`` (`context` is its further keywords) with FoldConstant in numpy, and InferType once a function::
 
     with fast_context():
         lib = relay.build(mod, target, params=params)
     """
-    instruments = [_FoldInNumpy(), *context.pop("instruments", ())]
+    instruments = [_FoldInNumpy(), InferOnce(), *context.pop("instruments", ())]
     return tvm.transform.PassContext(opt_level=opt_level, instruments=instruments, **context)
 
 
@@ -91,7 +92,9 @@ def building(choices: Choices | None = None, instruments: Sequence[Any] = ()) ->
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
         kernels = relay_kernels()
-        context = fast_context(config={"tir.add_lower_pass": [*kernels.lowering_passes()]}, instruments=instruments)
+        # Each compiler behind TVM eliminates common subexpressions by itself.
+        config = {"tir.add_lower_pass": [*kernels.lowering_passes()], "tir.disable_cse_tir": True}
+        context = fast_context(config=config, instruments=instruments)
         with exact_int8(), kernels.building(choices or {}), without_refused_lets(), context:
             yield
     finally:
