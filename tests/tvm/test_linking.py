@@ -29,7 +29,7 @@ from tvm import relay  # isort: skip
 TARGET = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
 LINKERS = ("aarch64-linux-gnu-ld", "ld.lld", "ziglang")
 # In TVM's runtime, beside the functions whose addresses it writes into a library, and in libm.
-GIVEN = {"__gnu_f2h_ieee", "__gnu_h2f_ieee", "expf", "erff", "logf", "powf", "tanhf"}
+GIVEN = {"__gnu_f2h_ieee", "__gnu_h2f_ieee", "logf", "powf"}
 not_arm = pytest.mark.skipif(platform.machine() == "aarch64", reason="it is this machine's own code")
 
 
@@ -38,7 +38,7 @@ def module() -> tvm.IRModule:
     x, weight = relay.var("x", shape=(1, 8, 16, 16)), relay.var("w", shape=(8, 8, 3, 3))
     y = relay.nn.conv2d(x, weight, padding=(1, 1), channels=8, kernel_size=(3, 3))
     y = relay.cast(relay.cast(relay.nn.softmax(y), "float16"), "float32")
-    y = relay.erf(y) + relay.power(relay.exp(y), relay.const(1.5)) + relay.log(y)
+    y = relay.power(y, relay.const(1.5)) + relay.log(y)
     return relay.transform.InferType()(tvm.IRModule.from_expr(y))
 
 
@@ -64,7 +64,7 @@ def test_a_linker_alone_makes_a_library_for_another_processor(
     compile_module("net", module(), {}, TARGET, tmp_path)
     made = read_library(tmp_path / "kernels.so")
     assert (made.machine, made.needed) == (AARCH64, [linking.LIBM])
-    assert {"expf", "erff"} <= made.undefined <= GIVEN
+    assert {"logf", "powf"} <= made.undefined <= GIVEN
     assert not made.has_versions, "a board whose C library is older would refuse it"
 
 

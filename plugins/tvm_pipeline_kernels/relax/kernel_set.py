@@ -20,7 +20,7 @@ from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
 class OwnRelaxKernels(RelaxKernels):
     """Schedules of our own for CPU cores, and for convolutions and pools on GPUs."""
 
-    key = ""  # of the libraries of the engine's FORMAT 5, which it compiled with these schedules
+    key = "1"
     tir_pipeline = PIPELINE
 
     def layouts(self, target: Target) -> Sequence[Any]:

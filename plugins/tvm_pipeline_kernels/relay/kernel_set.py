@@ -15,14 +15,14 @@ from tvm_pipeline.tvm.kernel_sets import Choices, RelayKernels
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_kernels.relay.schedules import own_schedules
 from tvm_pipeline_kernels.relay.schedules.choices import following, is_winograd
-from tvm_pipeline_kernels.relay.schedules.lowering import marked_loops
+from tvm_pipeline_kernels.relay.schedules.lowering import elementary_functions, marked_loops
 from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks, tuner, tuning_records
 
 
 class OwnRelayKernels(RelayKernels):
     """Schedules of our own for x86; on GPUs TOPI's, with what tuning chose of them."""
 
-    key = ""  # of the libraries of the engine's FORMAT 16, which it compiled with these schedules
+    key = "1"
 
     @contextmanager
     def building(self, choices: Choices) -> Iterator[None]:
@@ -30,7 +30,7 @@ class OwnRelayKernels(RelayKernels):
             yield
 
     def lowering_passes(self) -> Sequence[tuple[int, Any]]:
-        return [(3, marked_loops)]
+        return [(1, elementary_functions), (3, marked_loops)]
 
     def prepared(self, mod: tvm.IRModule, target: Any, params: Mapping[str, Any] | None) -> tvm.IRModule:
         return lowered_int8(mod, target, params)

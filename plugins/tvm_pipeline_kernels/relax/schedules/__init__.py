@@ -11,7 +11,6 @@ concatenate.py       concatenations: a pass of each input, with what is fused to
 dense.py             products of matrices: packed weights, and activations by activations
 plain.py             the rule of whatever no other rule is for: in vectors and in parallel
 epilogue.py          what is fused to an anchor
-elementary.py        exp, sigmoid, tanh and erf as expressions that become vectors
 lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
 cores.py             the vectors of a core
 

@@ -13,7 +13,7 @@ memory idle. So each term of the reduction also asks for a vector of the weights
         for rows, columns, blocks of the tile: a multiply-add
 
 *Functions.* LLVM has no exponential function of a vector: it calls the library for each number. Behind a 1x1
-convolution that took three times as long as the convolution itself. `elementary.py` has them as expressions.
+convolution that took three times as long as the convolution itself. `../../elementary.py` has them as expressions.
 
 `mark` leaves a mark in the innermost loop of the reduction, which TVM's own pipeline ignores; buffers of scope `local`
 are what goes onto the stack. No value depends on either. Compile with
@@ -33,7 +33,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.s_tir.schedule import LoopRV
 from tvm_ffi import structural_map
 
-from tvm_pipeline_kernels.relax.schedules import elementary
+from tvm_pipeline_kernels import elementary
 
 PIPELINE = "tvm_pipeline"
 LEAST_BYTES = 1 << 18  # of weights: fewer stay in a cache near the core

@@ -18,8 +18,8 @@ from typing import Any
 from tvm import s_tir, te, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_pipeline_kernels.elementary import exp
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.elementary import exp
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of, shape_of
 
 NAME = "softmax"

@@ -7,7 +7,7 @@ conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user al
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 group_conv2d.py      grouped convolutions: vectors along the image
-lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
+lowering.py          what no schedule can say: tiles in registers, weights fetched early, functions of vectors
 pooling.py           pooling in blocked layout: sums and maxima in registers, the division in their loop
 concatenate.py       concatenations of channels: one pass, with what is fused to them
 anchor.py            the operator that a schedule is about, among what is fused to it
@@ -16,7 +16,7 @@ device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
 TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`. Sums of int8
-are exact. Winograd's are others.
+are exact. Those of Winograd and of elementary functions are others.
 """
 
 from __future__ import annotations

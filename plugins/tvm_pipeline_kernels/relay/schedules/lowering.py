@@ -12,6 +12,9 @@ memory idle. So each term of the reduction also asks for a vector of the weights
         prefetch a vector of the weights of the next chunk         the first tiles of rows, a block or more each
         for rows, columns, blocks of the tile: a multiply-add
 
+*Functions.* LLVM has no exponential function of a vector: it calls the library for each number. Behind a 1x1
+convolution that took three times as long as the convolution itself. `../../elementary.py` has them as expressions.
+
 `mark` leaves a mark at the innermost loop of the reduction, and `marked_loops` is a pass of TIR that heeds it. No value
 depends on either.
 """
@@ -23,6 +26,8 @@ from typing import Any
 
 import tvm
 from tvm import te, tir
+
+from tvm_pipeline_kernels import elementary
 
 LEAST_BYTES = 1 << 18  # of weights: fewer stay in a cache near the core
 MOST_STACK_BYTES = 4096  # of a tile
@@ -69,6 +74,20 @@ def marked_loops(function: tir.PrimFunc, _module: tvm.IRModule, _context: Any) -
     if not function.attrs or _MARK not in function.attrs.keys():  # noqa: SIM118 - no mapping
         return function
     return function.with_body(tir.stmt_functor.ir_transform(function.body, None, _onto_stack, ["tir.Allocate"]))
+
+
+@tir.transform.prim_func_pass(opt_level=0, name="ElementaryFunctions")
+def elementary_functions(function: tir.PrimFunc, _module: tvm.IRModule, _context: Any) -> tir.PrimFunc:
+    """Write elementary functions of float32 as expressions, before loops become vectors; GPUs have their own."""
+    target = tvm.target.Target.current()
+    if target is None or target.kind.name != "llvm":
+        return function
+    return function.with_body(tir.stmt_functor.ir_transform(function.body, None, _as_expression, ["tir.Call"]))
+
+
+def _as_expression(call: tir.Call) -> Any:
+    made = elementary.FUNCTIONS.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
+    return made(call.args[0]) if made and call.dtype == "float32" else None
 
 
 def _with_prefetches(

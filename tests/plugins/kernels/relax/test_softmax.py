@@ -14,7 +14,8 @@ from tvm.relax import op
 
 from tests.relax.fused import TARGETS, Array, run
 from tests.support.examples import examples
-from tvm_pipeline_kernels.relax.schedules import elementary, softmax
+from tvm_pipeline_kernels import elementary
+from tvm_pipeline_kernels.relax.schedules import softmax
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
 
 RNG = np.random.default_rng(0)

@@ -110,7 +110,7 @@ def concatenated(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     if random.random() < 0.5:
         parts = [weights.conv(x, random.choice([16, 32]), 1) for _ in range(random.randint(2, 3))]
     else:
-        parts = [x, relay.tanh(x), relay.nn.relu(x)][: random.randint(2, 3)]
+        parts = [x, relay.floor(x), relay.nn.relu(x)][: random.randint(2, 3)]
     y = relay.concatenate(parts, axis=1)
     count = channels_of(y)
     if random.random() < 0.5:

@@ -132,7 +132,7 @@ def test_each_of_four_clients_gets_the_answers_to_its_own_pictures(count, tmp_pa
 
 
 def test_frigates_own_plug_in_gets_the_boxes(tmp_path, monkeypatch):
-    """The class of Frigate's source speaks to the server, between stand-ins for the two classes that it derives from."""
+    """The class of Frigate's source speaks to the server; two stand-ins replace the classes that it derives from."""
     needs("Frigate")
 
     class DetectionApi:
