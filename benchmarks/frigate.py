@@ -5,8 +5,9 @@
 
 `inside` is the work of a request without ZeroMQ: a picture is prepared, goes through the pipeline, and the outputs
 become rows. `Frigate's` is what the client waits for, in another process; `added` is the difference for the same
-request. Then some clients at one endpoint ask as fast as they can, and every answer is compared with that of a direct
-call. All of them share the cores with the pipeline.
+request. After each, the client sends the picture to a server that only multiplies matrices for about as long: what that
+adds is ZeroMQ's and the machine's. Then some clients at one endpoint ask as fast as they can, and every answer is
+compared with that of a direct call. All of them share the cores with the pipeline.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import zmq
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
@@ -36,6 +38,7 @@ from tvm_pipeline_video.service.settings import Settings
 
 STREET = Path(__file__).parents[1] / "examples/street/detector.tflite"
 PICTURES = 8  # that differ
+PLAIN_S = 0.024  # of multiplying matrices
 CONSOLE = Console(width=150)
 
 
@@ -44,10 +47,12 @@ def pictures(width: int, height: int) -> list[np.ndarray]:
     return [random.integers(0, 256, (1, height, width, 3), np.uint8) for _ in range(PICTURES)]
 
 
-def ask(endpoint: str, count: int, width: int, height: int) -> None:
+def ask(endpoint: str, plain: str, count: int, width: int, height: int) -> None:
     """Ask `count` times in this process, which `clients` has started; print seconds and a digest of the answers."""
-    images, seconds, answers = pictures(width, height), [], {}
-    with FrigateClient(endpoint) as client:
+    images, seconds, plainly, answers = pictures(width, height), [], [], {}
+    with ExitStack() as stack:
+        client = stack.enter_context(FrigateClient(endpoint))
+        other = stack.enter_context(FrigateClient(plain)) if plain else None
         print(client.asks_for("benchmark"), flush=True)
         sys.stdin.readline()
         for number in range(count):
@@ -55,14 +60,33 @@ def ask(endpoint: str, count: int, width: int, height: int) -> None:
             rows, _ = client.detect(images[number % PICTURES])
             seconds.append(time.perf_counter() - began_s)
             answers.setdefault(number % PICTURES, set()).add(rows.tobytes().hex())
-    print(json.dumps({"seconds": seconds, "answers": {key: sorted(found) for key, found in answers.items()}}))
+            if other:
+                began_s = time.perf_counter()
+                (inside_s,) = other.ask(b"", images[number % PICTURES].tobytes())
+                plainly.append(time.perf_counter() - began_s - float(inside_s))
+    found = {key: sorted(rows) for key, rows in answers.items()}
+    print(json.dumps({"seconds": seconds, "added": plainly, "answers": found}))
 
 
-def clients(number: int, endpoint: str, count: int, size: tuple[int, int]) -> tuple[list[dict], float]:
+def multiply(endpoint: str, context: zmq.Context, until: threading.Event) -> None:
+    """Answer each request with the seconds in which this thread multiplied matrices."""
+    matrix = np.random.default_rng(0).random((256, 256), np.float32)
+    with context.socket(zmq.REP) as requests:
+        requests.bind(endpoint)
+        while not until.is_set():
+            if requests.poll(100):
+                requests.recv_multipart(copy=False)
+                began_s = time.perf_counter()
+                while (taken_s := time.perf_counter() - began_s) < PLAIN_S:
+                    matrix @ matrix
+                requests.send(str(taken_s).encode())
+
+
+def clients(number: int, endpoint: str, count: int, size: tuple[int, int], plain: str = "") -> tuple[list[dict], float]:
     """Return what each client printed, and the seconds that all of them took."""
     made = [
         subprocess.Popen(
-            [sys.executable, __file__, "--ask", endpoint, *map(str, (count, *size))],
+            [sys.executable, __file__, "--ask", endpoint, plain, *map(str, (count, *size))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -91,11 +115,11 @@ def main() -> None:
     parser.add_argument(
         "--short", action="store_true", help="an empty YOLO, two clients, 20 requests: proves that it works"
     )
-    parser.add_argument("--ask", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--ask", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
-        endpoint, *numbers = options.ask
-        ask(endpoint, *map(int, numbers))
+        endpoint, plain, *numbers = options.ask
+        ask(endpoint, plain, *map(int, numbers))
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -136,10 +160,17 @@ def run(options, name, pipeline, right, size, endpoint) -> None:
         return message
 
     Detector.prepared, Detector.answer = timed_prepared, timed_answer
-    [one], _ = clients(1, endpoint, options.count, size)
+    plain, ended, context = f"{endpoint}-plain", threading.Event(), zmq.Context()
+    other = threading.Thread(target=multiply, args=(plain, context, ended))
+    other.start()
+    [one], _ = clients(1, endpoint, options.count, size, plain)
+    ended.set()
+    other.join()
+    context.term()
     Detector.prepared, Detector.answer = prepared, answer
     of_request = {"inside": np.array(inside_s[-options.count :]), "Frigate's": np.array(one["seconds"])}
     of_request["added"] = of_request["Frigate's"] - of_request["inside"]
+    of_request["added to multiplying matrices"] = np.array(one["added"])
     CONSOLE.print(f"{name} {size[0]}x{size[1]}, {options.count} pictures, plan: {describe(pipeline.plan)}")
     for what, seconds in of_request.items():
         p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
