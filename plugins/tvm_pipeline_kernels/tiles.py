@@ -52,6 +52,9 @@ BAND_COLUMNS = 8  # as many sums hide the latency of an addition
 MOST_BAND_ROWS, MOST_BAND_COLUMNS = 28, 14
 CYCLES_TO_PAD = 0.3  # what a row of padding costs beside one that is computed
 
+# Of dense layers:
+BLOCKS = (4, 8, 16, 32)  # outputs that weights are packed by, up to two vectors
+
 # Of grouped convolutions on plain images, whose vectors lie along the pixels:
 LEAST_VECTORS = 6  # of a band
 MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
@@ -119,6 +122,29 @@ def bands(height: int, width: int, registers: int) -> Iterator[tuple[float, Band
         for columns in range(1, min(width, MOST_BAND_COLUMNS, registers - 3) + 1):
             cycles = math.sqrt(_computed(height, rows) * _computed(width, columns)) * max(1.0, BAND_COLUMNS / columns)
             yield cycles * (1 + CYCLES_TO_PAD * 2 / rows), Band(rows, columns)
+
+
+class DenseTile(NamedTuple):
+    """A register tile of a dense layer: rows of the input, columns of the output."""
+
+    rows: int
+    columns: int
+
+
+def dense_tile(rows: int, outputs: int, lanes: int, registers: int) -> DenseTile | None:
+    """Return the tile with the least estimated cycles for each output; None where no block divides the outputs."""
+    found: list[tuple[float, DenseTile]] = []
+    for block in BLOCKS:
+        vectors = max(1, block // lanes)
+        if outputs % block or block > 2 * lanes:
+            continue
+        for step in range(1, min(rows, registers) + 1):
+            sums = step * vectors
+            if rows % step == 0 and sums + vectors + 1 < registers:
+                loads = CYCLES_PER_WEIGHT * vectors + CYCLES_PER_INPUT * step
+                cycles = max(1.0, SUMS_TO_HIDE_LATENCY / sums) * (1 + loads / sums) * lanes * vectors / block
+                found.append((cycles, DenseTile(step, block)))
+    return min(found)[1] if found else None
 
 
 def pixel_band(height: int, width: int, lanes: int) -> int:

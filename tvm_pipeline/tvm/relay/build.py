@@ -44,7 +44,7 @@ from tvm_pipeline.tvm.tvm_errors import reason
 _log = logging.getLogger(__name__)
 
 # Raise it when a saved library must not be read any more, or when the engine compiles otherwise.
-FORMAT = 17
+FORMAT = 18
 
 
 def build_library(

@@ -1,4 +1,4 @@
-"""Pad convolutions whose output channels fill vectors badly, such as the 1000 classes of a classifier.
+"""Pad convolutions and dense layers whose outputs fill vectors badly, such as the 1000 classes of a classifier.
 
 A block of the layout has as many channels as divide their number, at most 16. 1000 channels make 100 blocks of 10, and
 each takes a vector of 16. Padded with zeros to 1008 they make 63. What follows channel by channel (bias, activation,
@@ -58,6 +58,8 @@ class _Padding:
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         if name == "nn.conv2d":
             return self._convolution(call, arguments)
+        if name == "nn.dense":
+            return self._dense(call, arguments)
         channels = self.slices.get(arguments[0]) if arguments else None
         if channels is None:
             return None
@@ -80,6 +82,17 @@ class _Padding:
         options = {name: attrs[name] for name in attrs.keys()} | {"channels": padded}  # noqa: SIM118 - no mapping
         wide = relay.nn.conv2d(arguments[0], relay.const(_with_zeros(weights, padded)), **options)
         return self._sliced(wide, channels)
+
+    def _dense(self, call: relay.Call, arguments: Sequence[relay.Expr]) -> relay.Expr | None:
+        """Return a dense layer of several rows; that of one row waits for its weights, and gains nothing."""
+        weights = self._constant(call.args[1])
+        if weights is None or weights.dtype != np.float32 or int(call.args[0].checked_type.shape[0]) == 1:
+            return None
+        outputs, padded = len(weights), padded_channels(len(weights))
+        if padded == outputs:
+            return None
+        wide = relay.nn.dense(arguments[0], relay.const(_with_zeros(weights, padded)), padded, call.attrs.out_dtype)
+        return self._sliced(wide, outputs)
 
     def _sliced(self, padded: relay.Expr, channels: int) -> relay.Expr:
         sliced = relay.strided_slice(padded, [0], [channels], axes=[1])

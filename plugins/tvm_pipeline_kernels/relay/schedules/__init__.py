@@ -7,6 +7,7 @@ conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user al
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 group_conv2d.py      grouped convolutions: vectors along the image
+dense.py             dense layers: weights in blocks that fill vectors, tiles that fit into registers
 lowering.py          what no schedule can say: tiles in registers, weights fetched early, functions of vectors
 pooling.py           pooling in blocked layout: sums and maxima in registers, the division in their loop
 concatenate.py       concatenations of channels: one pass, with what is fused to them
@@ -31,6 +32,7 @@ from tvm_pipeline_kernels.relay.schedules import (
     conv2d_int8,
     conv2d_transpose,
     conv2d_winograd,
+    dense,
     depthwise,
     depthwise_int8,
     group_conv2d,
@@ -59,6 +61,16 @@ def _in_blocks(module: str) -> Callable[..., None]:
         conv2d.set_channel_blocks(config, workload)
 
     return fallback
+
+
+def _dense_tiles(module: str) -> Callable[..., None]:
+    """Return TOPI's default of a dense layer: ours where it applies, else TOPI's."""
+
+    def default(*arguments: Any) -> None:
+        if not dense.settle_tiles(*arguments):
+            _own.stock(module, "_default_dense_pack_config")(*arguments)
+
+    return default
 
 
 def _unless_none(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +123,7 @@ _own = Replacement(
         ("conv2d_int8", "_get_default_config_int8"): conv2d_int8.set_channel_blocks,
         ("conv2d_alter_op", "_get_default_config_int8"): conv2d_int8.set_channel_blocks,
         ("conv2d_alter_op", "conv2d_alter_int8_common"): conv2d_int8.legalized,
+        **{(module, "_default_dense_pack_config"): _dense_tiles(module) for module in ("dense", "dense_alter_op")},
         (".nn", "conv2d_alter_layout"): _alter_layout,
         **{("", name): _unless_none(name, ours) for name, ours in _CALLED_BY_RELAY.items()},
     }
