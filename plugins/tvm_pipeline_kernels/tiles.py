@@ -52,8 +52,8 @@ BAND_COLUMNS = 8  # as many sums hide the latency of an addition
 MOST_BAND_ROWS, MOST_BAND_COLUMNS = 28, 14
 CYCLES_TO_PAD = 0.3  # what a row of padding costs beside one that is computed
 
-# Of dense layers:
-BLOCKS = (4, 8, 16, 32)  # outputs that weights are packed by, up to two vectors
+# Of products of matrices:
+BLOCKS = (4, 8, 16, 32)  # columns that are packed together, up to two vectors
 
 # Of grouped convolutions on plain images, whose vectors lie along the pixels:
 LEAST_VECTORS = 6  # of a band
@@ -124,27 +124,42 @@ def bands(height: int, width: int, registers: int) -> Iterator[tuple[float, Band
             yield cycles * (1 + CYCLES_TO_PAD * 2 / rows), Band(rows, columns)
 
 
-class DenseTile(NamedTuple):
-    """A register tile of a dense layer: rows of the input, columns of the output."""
+class MatrixTile(NamedTuple):
+    """A register tile of a product of matrices."""
 
     rows: int
     columns: int
 
 
-def dense_tile(rows: int, outputs: int, lanes: int, registers: int) -> DenseTile | None:
-    """Return the tile with the least estimated cycles for each output; None where no block divides the outputs."""
-    found: list[tuple[float, DenseTile]] = []
+def dense_tile(rows: int, outputs: int, lanes: int, registers: int) -> MatrixTile | None:
+    """Return the tile that divides the product and has the least estimated cycles; None where no block divides it."""
+    divide = (
+        (cycles, tile)
+        for cycles, tile in matrix_tiles(rows, lanes, registers)
+        if rows % tile.rows == outputs % tile.columns == 0
+    )
+    return min(divide, default=(0.0, None))[1]
+
+
+def matrix_tile(rows: int, columns: int, lanes: int, registers: int) -> MatrixTile:
+    """Return the tile of the least estimated cycles; what it computes beyond the product is thrown away."""
+    return min(
+        (cycles * _computed(rows, tile.rows) * _computed(columns, tile.columns), tile)
+        for cycles, tile in matrix_tiles(rows, lanes, registers)
+        if tile.columns >= lanes
+    )[1]
+
+
+def matrix_tiles(rows: int, lanes: int, registers: int) -> Iterator[tuple[float, MatrixTile]]:
+    """Yield tiles that fit into the registers, each with its estimate of cycles for each number of the product."""
     for block in BLOCKS:
         vectors = max(1, block // lanes)
-        if outputs % block or block > 2 * lanes:
-            continue
         for step in range(1, min(rows, registers) + 1):
             sums = step * vectors
-            if rows % step == 0 and sums + vectors + 1 < registers:
+            if block <= 2 * lanes and sums + vectors + 1 < registers:
                 loads = CYCLES_PER_WEIGHT * vectors + CYCLES_PER_INPUT * step
                 cycles = max(1.0, SUMS_TO_HIDE_LATENCY / sums) * (1 + loads / sums) * lanes * vectors / block
-                found.append((cycles, DenseTile(step, block)))
-    return min(found)[1] if found else None
+                yield cycles, MatrixTile(step, block)
 
 
 def pixel_band(height: int, width: int, lanes: int) -> int:

@@ -74,7 +74,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_openvino": 350,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_100,
-    "plugins/tvm_pipeline_kernels": 8025,
+    "plugins/tvm_pipeline_kernels": 8170,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3700,
     "plugins/tvm_pipeline_video": 14_220,

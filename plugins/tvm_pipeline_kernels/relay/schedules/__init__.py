@@ -7,6 +7,7 @@ conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user al
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 group_conv2d.py      grouped convolutions: vectors along the image
+batch_matmul.py      products of matrices: columns packed, tiles that need not divide
 dense.py             dense layers: weights in blocks that fill vectors, tiles that fit into registers
 lowering.py          what no schedule can say: tiles in registers, weights fetched early, functions of vectors
 pooling.py           pooling in blocked layout: sums and maxima in registers, the division in their loop
@@ -16,8 +17,8 @@ choices.py           what tuning may choose of convolutions
 device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
-TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`. Sums of int8
-are exact. Those of Winograd and of elementary functions are others.
+TOPI's order, so values are TOPI's bit for bit, but for three: see `conv2d.py`, `concatenate.py` and `batch_matmul.py`.
+Sums of int8 are exact. Those of Winograd and of elementary functions are others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from tvm_pipeline.tvm.relay.topi import Replacement
 from tvm_pipeline_kernels.relay.schedules import (
+    batch_matmul,
     concatenate,
     conv2d,
     conv2d_int8,
@@ -99,6 +101,8 @@ _CALLED_BY_RELAY: dict[str, Callable[..., Any]] = {
     "schedule_group_conv2d_nchw": group_conv2d.schedule,
     "schedule_pool": pooling.schedule,
     "schedule_adaptive_pool": pooling.schedule,
+    "batch_matmul": batch_matmul.compute,
+    "schedule_batch_matmul": batch_matmul.schedule,
     "concatenate": concatenate.compute,
     "schedule_concatenate_cpu": concatenate.schedule,
     "schedule_injective": concatenate.schedule,  # what Relay calls where a change of layout follows
