@@ -43,4 +43,7 @@ def outputs(module, **options):
 
 whole, stages, pipelined = outputs(mod, params=params), outputs(partitioned), list(pipe.map(frames))
 print("stages equal bit for bit:", all(map(np.array_equal, whole, stages)))
-print("pipeline equal bit for bit:", all(map(np.array_equal, whole, pipelined)))
+# The pipeline has kernels of tvm-pipeline, and so has the module in one stage. Their softmax is rounded otherwise.
+unsplit = list(tp.compile(mod, params, stages=1, verify_s=0).map(frames))
+print("pipeline equal bit for bit:", all(map(np.array_equal, unsplit, pipelined)))
+print("pipeline close to plain TVM:", all(map(np.allclose, whole, pipelined)))

@@ -34,6 +34,7 @@ def test_relay_passes():
     assert "stage_1 on cpu" in out
     assert "stages equal bit for bit: True" in out
     assert "pipeline equal bit for bit: True" in out
+    assert "pipeline close to plain TVM: True" in out
 
 
 def test_ten_lines(tmp_path):
