@@ -215,9 +215,11 @@ class TvmPipeline(Gst.Element):  # type: ignore[misc]
         try:
             for seen in results:
                 picture = seen.frame
-                if picture.flush == self._flush and self._flow == Gst.FlowReturn.OK:
-                    self._flow = self._src.push(self._made(seen))
+                is_wanted = picture.flush == self._flush and self._flow == Gst.FlowReturn.OK
+                flow = self._src.push(self._made(seen)) if is_wanted else self._flow
                 with self._lock:
+                    if picture.flush == self._flush:  # else a flush ended while the picture was pushed
+                        self._flow = flow
                     self._left += 1
                 self._push_events()
         except Exception as error:
