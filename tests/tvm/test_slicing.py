@@ -28,6 +28,7 @@ from tvm_pipeline.tvm.kernel_sets import relay_kernels
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.int8 import exact_int8
+from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 import tvm  # isort: skip
@@ -42,9 +43,11 @@ def names(model: RelayModel) -> list[str]:
 
 
 def plain_tvm(mod: tvm.IRModule, params: dict[str, Any], target: str, frame: dict[str, Any]) -> list[np.ndarray]:
-    # TVM builds for few x86 processors without these two mends, and our kernels are part of what is compared. Other
+    # TVM builds for few x86 processors without these three mends, and our kernels are part of what is compared. Other
     # tests compare the mends with numpy, and the kernels with TOPI's.
-    with exact_int8(), relay_kernels().building({}), tvm.transform.PassContext(opt_level=3):
+    kernels = relay_kernels()
+    context = tvm.transform.PassContext(opt_level=3, config={"tir.add_lower_pass": [*kernels.lowering_passes()]})
+    with exact_int8(), without_refused_lets(), kernels.building({}), context:
         library = relay.build(SplitByIndices()(mod), target, params=params)
     executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
     executor.set_input(**frame)
@@ -54,12 +57,12 @@ def plain_tvm(mod: tvm.IRModule, params: dict[str, Any], target: str, frame: dic
 
 @pytest.mark.thorough
 def test_the_whole_as_one_stage_is_what_plain_tvm_computes(compiled: Compiled, cpu: Device, target: str) -> None:
-    """Of floats: `test_int8.py` compares bytes with numpy. Plain TVM computes a sigmoid by the C library."""
+    """Of floats: `test_int8.py` compares bytes with numpy."""
     model = compiled("shapes")
     frame = random_frame(model.graph.inputs)
     outputs = model_outputs(model, run_stages(model, [(names(model), cpu)], frame))
     for output, expected in zip(outputs, plain_tvm(*relay_module("shapes"), target, frame), strict=True):
-        np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(output, expected)
         assert np.std(output.astype("float64")) > 1e-3, "outputs all alike would prove nothing"
 
 

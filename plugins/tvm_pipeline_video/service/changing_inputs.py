@@ -154,8 +154,8 @@ class ChangingInputs:
         """Have the sources of these settings from now on, and return a sentence about the change.
 
         A source that stays keeps its reader and its frames; one with another spec under the same key is another one.
-        Those that go give no frame any more. `admits` is asked about each one that comes, in the order of the settings;
-        one that it allows is opened in a thread of its own.
+        Those that go give no frame any more. `admits` decides on each source that comes, in the order of the
+        settings. A thread of the source opens it if `admits` allows it.
         """
         wanted = {one.key: one for one in wanted_sources(settings)}
         kept = dict(self._kept)

@@ -118,5 +118,5 @@ def _schedule(s: te.Schedule, matmul: te.Tensor, output: te.Tensor) -> None:
     s[sums].unroll(row)
     s[sums].vectorize(column)
 
-    batch, block, _, column = s[packed].op.axis
+    batch, block, *_ = s[packed].op.axis
     s[packed].parallel(s[packed].fuse(batch, block))
