@@ -44,6 +44,7 @@ UNITLESS = {
         "factor",
         "error",
         "r2",
+        "tolerance",
         "busy_factor",
         "spread",
         "uncertainty",

@@ -343,7 +343,7 @@ class Backend(ABC):
         """Search for faster kernels of the model for the target of a device, on its first core, or on the GPU.
 
         What is found is kept for later compilations on this machine. What was measured before is not measured again.
-        Results stay the same bit for bit, unless the model allows other values (`Model.winograd`).
+        Results stay the same bit for bit, unless the model allows other values (`Model.tolerance`).
 
         Args:
             seconds: that the search may take, with the comparison at its end, after the model was compiled once.
@@ -534,17 +534,21 @@ class TunedKernels:
     """How many distinct kernels of a model are tuned for a target, of those that can be.
 
     Attributes:
-        winograd: those of them that Winograd's algorithm computes.
+        winograd: how many Winograd's algorithm computes.
+        error: of the model's outputs then against float64, over the largest of each; None where it was not measured.
     """
 
     target: str
     tuned: int
     kernels: int
     winograd: int = 0
+    error: float | None = None
 
     def __str__(self) -> str:
-        by = f", {self.winograd} of them by Winograd's algorithm" if self.winograd else ""
-        return f"tuned for {self.target}: {self.tuned} of {self.kernels} distinct kernels{by}"
+        tuned = [f"{self.tuned} of {self.kernels} tuned"] if self.tuned else []
+        error = "estimated from the weights alone" if self.error is None else f"{self.error:.1e} of the largest output"
+        by = [f"{self.winograd} by Winograd's algorithm (error against float64: {error})"] if self.winograd else []
+        return f"kernels for {self.target}: {', '.join(tuned + by)}"
 
 
 class Rewriting(Protocol):

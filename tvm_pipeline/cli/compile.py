@@ -30,9 +30,9 @@ from tvm_pipeline.cli.options import (
     ShapesOption,
     StagesOption,
     TimeLimitOption,
+    ToleranceOption,
     ValuesOption,
     VerifyOption,
-    WinogradOption,
     check_outputs,
     check_remote,
     deadline_of,
@@ -42,6 +42,7 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options, without_warnings
 from tvm_pipeline.core.in_mode import in_mode
+from tvm_pipeline.core.model import TOLERANCE
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem, check_limits, checked_objective
 from tvm_pipeline.core.profile import read_profile
@@ -115,7 +116,7 @@ def command(
         ),
     ] = False,
     memory_rewrite: MemoryRewriteOption = False,
-    winograd: WinogradOption = False,
+    tolerance: ToleranceOption = TOLERANCE,
     carry: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,7 +181,7 @@ def command(
             order,
             devices=device,
             engines=engines,
-            winograd=winograd,
+            tolerance=tolerance,
             values=values_of(input_values),
             carry=states,
             power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
@@ -190,7 +191,7 @@ def command(
         memory_order = made.compiled.order == "memory"
         reading = known.read(made.compiled.graph, made.metadata, around_it) if known else None
         prepared = reading.preprocessing if reading and settings else None
-        compared = _compared(machine, made, model, input_shapes, input_values, states, winograd)
+        compared = _compared(machine, made, model, input_shapes, input_values, states, tolerance)
         measured = measured_profile(made, profile[0] if profile else None, machine=machine)
         if elsewhere := machine.other_mode(made.platform, measured.power_mode):
             if source:
@@ -282,7 +283,7 @@ def _compared(
     input_shapes: str | None,
     input_values: str | None,
     states: Carry,
-    winograd: bool,
+    tolerance: float,
 ) -> list[str]:
     """Compare a model on a board with the same model compiled for this machine; return a line for each kind of device.
 
@@ -294,7 +295,7 @@ def _compared(
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     try:
         with without_warnings():
-            own = compile_source(model, shapes, None, winograd=winograd, values=values, carry=states)
+            own = compile_source(model, shapes, None, tolerance=tolerance, values=values, carry=states)
     except PipelineError as error:
         warn(f"what board {machine.name} computes is not compared with this machine: {error}")
         return []

@@ -125,12 +125,12 @@ PowerSensorOption = Annotated[
         help=HELP["power_sensor"],
     ),
 ]
-WinogradOption = Annotated[
-    bool,
+ToleranceOption = Annotated[
+    float,
     typer.Option(
-        "--winograd",
-        help="Allow Winograd's algorithm for 3x3 convolutions on x86, where `tune --winograd` found it faster. Values "
-        "then differ, by up to 1e-5 of the largest value of a convolution's output.",
+        "--tolerance",
+        help="The error that faster algorithms, such as Winograd's for 3x3 convolutions, may have in an output, over "
+        "its largest value. It is measured against float64 when the model is compiled. 0 keeps direct sums.",
     ),
 ]
 MemoryRewriteOption = Annotated[

@@ -17,14 +17,15 @@ from tvm_pipeline.cli.options import (
     PowerSensorOption,
     RemoteOption,
     ShapesOption,
+    ToleranceOption,
     ValuesOption,
-    WinogradOption,
     check_outputs,
     check_remote,
     shapes_of,
     values_of,
 )
 from tvm_pipeline.cli.output import print_json, show, spinner
+from tvm_pipeline.core.model import TOLERANCE
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
@@ -51,7 +52,7 @@ def command(
         ),
     ] = False,
     power_sensor: PowerSensorOption = "",
-    winograd: WinogradOption = False,
+    tolerance: ToleranceOption = TOLERANCE,
     memory_rewrite: MemoryRewriteOption = False,
     power_modes: Annotated[
         bool,
@@ -101,7 +102,7 @@ def command(
                 shapes,
                 platform,
                 devices=device,
-                winograd=winograd,
+                tolerance=tolerance,
                 values=values,
                 power_mode=mode,
                 memory_rewrite=memory_rewrite,

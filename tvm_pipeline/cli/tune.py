@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +14,14 @@ from tvm_pipeline.cli.options import (
     PlatformOption,
     RemoteOption,
     ShapesOption,
+    ToleranceOption,
     ValuesOption,
-    WinogradOption,
     check_remote,
     shapes_of,
     values_of,
 )
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner
+from tvm_pipeline.core.model import TOLERANCE, with_tolerance
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.problem import checked_objective
 from tvm_pipeline.frontends import load
@@ -45,7 +46,7 @@ def command(
             help="Tune only what bounds the best plan for throughput, latency or energy, and plan again meanwhile.",
         ),
     ] = None,
-    winograd: WinogradOption = False,
+    tolerance: ToleranceOption = TOLERANCE,
     remote: RemoteOption = None,
     platform: PlatformOption = None,
     device: DeviceOption = "",
@@ -58,8 +59,8 @@ def command(
     CPU cores and GPUs of the platform are tuned, one after the other. A board tunes with its own compiler, and what it
     finds serves later compilations here for the board.
 
-    Results stay the same, bit for bit, unless --winograd is given here and to `compile`. A search that was stopped goes
-    on where it ended when the command is repeated.
+    Give `compile` the same --tolerance: with 0, results stay the same bit for bit. A search that was stopped goes on
+    where it ended when the command is repeated.
 
     Example: tvm-pipeline tune model.onnx --seconds 60
     """
@@ -74,13 +75,13 @@ def command(
                 shapes,
                 platform,
                 device,
-                winograd=winograd,
+                tolerance=tolerance,
                 values=values,
             )
             reports = list(found.reports)
         else:
             check_seconds(seconds)
-            asked = replace(load(model, shapes, values), winograd=winograd)
+            asked = with_tolerance(load(model, shapes, values), tolerance)
             given = read_platform(platform) if platform else None
             if device:
                 given = machine.platform(given, asked).with_devices(device)

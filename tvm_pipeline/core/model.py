@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 
 from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.errors import OptionError
+
+TOLERANCE, MOST_TOLERANCE = 1e-5, 1e-2  # what is allowed without a word, and what no network should lose
 
 Format = Literal["onnx", "tflite", "relay", "relay.json", "relay.testing", "relax.json"]
 
@@ -30,8 +33,8 @@ class Model:
         outputs: the name of every output, in order; empty where the importer alone knows them, or nobody.
         obstacles: what TVM's importer cannot take of the file, a line each with what to do; another engine may take it.
         shaped: the inputs whose shapes were given, since the file leaves them open or has others.
-        winograd: its convolutions may be computed by Winograd's algorithm, whose values differ, where tuning found it
-            faster.
+        tolerance: the error that faster algorithms may have in an output, over its largest value. 0 keeps each sum as
+            plain TVM computes it; see `tvm/kernel_sets.py`.
         metadata: what the file says about itself, as text; see `frontends/model_metadata.py`.
         notes: what was assumed or changed while it was read, a line each, for the user.
 
@@ -46,7 +49,7 @@ class Model:
     content: bytes
     inputs: tuple[Tensor, ...] = ()
     params: bytes = b""
-    winograd: bool = False
+    tolerance: float = 0.0
     outputs: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()
@@ -58,3 +61,15 @@ class Model:
         """The SHA-256 of all that the compiled code depends on, but for the choices that tuning may make."""
         described = msgspec.json.encode((self.name if not self.content else "", self.format, self.inputs))
         return hashlib.sha256(b"\0".join((described, self.params, self.content))).hexdigest()
+
+
+def with_tolerance(model: Model, tolerance: float) -> Model:
+    """Return the model with this tolerance; raise OptionError where it is no error that a user could mean."""
+    if not 0 <= tolerance <= MOST_TOLERANCE:
+        raise OptionError(
+            f"`tolerance` {tolerance:g}: give the error of an output over its largest value, from 0 (direct sums) to "
+            f"{MOST_TOLERANCE:g}",
+            option="tolerance",
+            value=tolerance,
+        )
+    return replace(model, tolerance=tolerance)

@@ -22,6 +22,7 @@ target_text.py      the target of a device as TVM's own, and which processor it 
 tflite_walk.py      what TVM cannot import of a TFLite file, by the names of the file
 mediapipe.py        MediaPipe's custom operator of TFLite files
 tvm_errors.py       what TVM raises, and the reason in its messages
+float64.py          layers in float64, against which the error of kernels is measured
 numpy_rules.py      what numpy computes of the operators that Relay and Relax have alike
 devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for

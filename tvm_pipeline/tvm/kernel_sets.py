@@ -53,8 +53,13 @@ class _Kernels:
 class RelayKernels(_Kernels):
     """Schedules and tuning for what Relay compiles; this class itself is TVM's own schedules, without tuning."""
 
-    def building(self, choices: Choices) -> AbstractContextManager[None]:
-        """Return a context in which `relay.build` uses the guest's schedules, with what tuning chose of them."""
+    def building(self, choices: Choices, tolerance: float = 0.0) -> AbstractContextManager[None]:
+        """Return a context in which `relay.build` uses the guest's schedules, with what tuning chose of them.
+
+        Args:
+            tolerance: the error that an algorithm of other sums may have in a layer, over its largest output; with 0
+                there is none. The engine measures the error of the whole model, and builds anew if that is too large.
+        """
         return nullcontext()
 
     def lowering_passes(self) -> Sequence[tuple[int, Any]]:
@@ -69,11 +74,11 @@ class RelayKernels(_Kernels):
         """Return what tuning calls a fused function; None if tuning cannot make the function faster."""
         return None
 
-    def recorded(self, target: str, *, winograd: bool = False, measured_on: str = "") -> Choices:
+    def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:
         """Return what tuning recorded for a target, with the index of its device if it is a GPU's.
 
         Args:
-            winograd: whether Winograd's algorithm is allowed.
+            tolerance: with 0, only choices that keep each sum as it is.
             measured_on: the processor of a CPU's target; this machine's without it.
 
         Raises:
@@ -85,8 +90,8 @@ class RelayKernels(_Kernels):
         """Return a digest of choices for the cache, whatever their order is."""
         return ""
 
-    def is_winograd(self, choice: Any) -> bool:
-        """Return whether a choice changes values: it is Winograd's algorithm."""
+    def is_winograd(self, function: Any) -> bool:
+        """Return whether a fused function is computed by Winograd's algorithm, whose rounding errors are its own."""
         return False
 
     def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
@@ -129,8 +134,12 @@ class RelaxKernels(_Kernels):
 
     tir_pipeline = "default"
 
-    def layouts(self, target: Any) -> Sequence[Any]:
-        """Return passes over a simplified module before its operators are legalised."""
+    def layouts(self, target: Any, tolerance: float = 0.0) -> Sequence[Any]:
+        """Return passes over a simplified module before its operators are legalised.
+
+        Args:
+            tolerance: as in `RelayKernels.building`.
+        """
         return ()
 
     def legalizations(self, target: Any) -> Mapping[str, Legalization]:
@@ -140,6 +149,10 @@ class RelaxKernels(_Kernels):
     def scheduled(self, function: Any, target: Any) -> tuple[Any, str]:
         """Return a fused function scheduled for CPU cores, and the name of the rule that did it."""
         return function, "default"
+
+    def is_winograd(self, rule: str) -> bool:
+        """Return whether the rule of this name computes a convolution by Winograd's algorithm."""
+        return False
 
     def gpu_rules(self) -> Sequence[GpuRule]:
         """Return rules of fused functions for GPUs, which precede those of dlight, TVM's collection."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel
-from tvm_pipeline.core.model import Format, Model
+from tvm_pipeline.core.model import TOLERANCE, Format, Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.core.problem import Objective, checked_objective
 from tvm_pipeline.errors import ModelError, OptionError
@@ -119,6 +119,7 @@ def compile(
     stages: int | None = None,
     input_shapes: Shapes | None = None,
     verify_s: float = VERIFY_S,
+    tolerance: float = TOLERANCE,
 ) -> CompiledPipeline:
     """Compile a model, measure it on each device, find the best plan and verify it side by side with the next ones.
 
@@ -132,6 +133,8 @@ def compile(
         input_shapes: of inputs whose shape the file leaves open.
         verify_s: seconds, at most, in which candidates that are predicted alike run side by side; 0 takes the
             prediction.
+        tolerance: the error that faster algorithms, such as Winograd's, may have in an output, over its largest value;
+            0 keeps direct sums.
 
     Raises:
         ModelError: the model cannot be read or compiled.
@@ -153,7 +156,7 @@ def compile(
     platform = Path(devices) if str(devices).endswith(".toml") else None
     chosen = "" if platform or devices == "auto" else str(devices)
     source = model if isinstance(model, (str, Path, Model)) else _of_module(model, params or {})
-    made = compile_source(source, input_shapes, platform, devices=chosen)
+    made = compile_source(source, input_shapes, platform, devices=chosen, tolerance=tolerance)
     profile = measured_profile(made)
     problem = PlanningInput(made.compiled.graph, made.platform, profile).problem(objective, stages)
     decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)

@@ -116,10 +116,5 @@ def _compiled(model: Model, backend: Backend, settled: Platform, options: Compil
             _log.warning(f"{model.name}: {line}")
     else:
         compiled = compiled_as(model)
-    if model.winograd and options.tuned and not any(kernels.winograd for kernels in compiled.tuned()):
-        _log.warning(
-            f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
-            "machine; run `tvm-pipeline tune` with `winograd` first"
-        )
     options.compared(compiled, settled)
     return Compiled(backend, compiled, settled, rewriting=rewriting)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tvm_pipeline import planning
 from tvm_pipeline.backends.contract import Guide, TuningReport
+from tvm_pipeline.core.model import TOLERANCE, with_tolerance
 from tvm_pipeline.core.plan import Measured, Plan, cost_key
 from tvm_pipeline.core.problem import Objective, Problem, is_lexicographic
 from tvm_pipeline.cost.evaluate import evaluate
@@ -64,7 +65,7 @@ def tune_plan(
     platform: Path | None = None,
     devices: str = "",
     *,
-    winograd: bool = False,
+    tolerance: float = TOLERANCE,
     values: Values | None = None,
 ) -> PlanTuning:
     """Tune the kernels that bound the best plan of a model, until the plan does not become better.
@@ -73,7 +74,7 @@ def tune_plan(
         source: what `load` takes.
         devices: which devices of the platform are used, as `Platform.with_devices`.
         seconds: that the search may take for each target, without compiling and profiling.
-        winograd: allow other values (see `Model.winograd`).
+        tolerance: the error that faster algorithms may have; see `Model.tolerance`.
 
     Raises:
         OptionError: `seconds` is no time, or the objective counts bytes.
@@ -86,8 +87,8 @@ def tune_plan(
             option="objective",
             value=objective,
         )
-    model = replace(load(source, shapes, values), winograd=winograd)
-    made = compile_source(source, shapes, platform, devices=devices, winograd=winograd, values=values)
+    model = with_tolerance(load(source, shapes, values), tolerance)
+    made = compile_source(source, shapes, platform, devices=devices, tolerance=tolerance, values=values)
     tuners = tuners_of(made.platform)
     before = Problem(made.compiled.graph, made.platform, measured_profile(made, None), objective)
     bounds = _Bounds(before, made)
@@ -99,7 +100,7 @@ def tune_plan(
     if not any(report.ratio for report in reports):
         return found
     _log.info(f"measuring {model.name} as it is tuned")
-    tuned = compile_source(source, shapes, platform, devices=devices, winograd=winograd, values=values)
+    tuned = compile_source(source, shapes, platform, devices=devices, tolerance=tolerance, values=values)
     after = replace(before, profile=measured_profile(tuned, None))
     plans = planning.plan(before).plan, planning.plan(after).plan
     found = replace(found, before=plans[0], after=plans[1])

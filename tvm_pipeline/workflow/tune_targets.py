@@ -29,7 +29,7 @@ def tune_model(model: Model, platform: Platform | None, seconds: float) -> list[
     """Search for faster kernels of a model for each target of a platform, or of this machine without one.
 
     Args:
-        model: one with `winograd` has Winograd's algorithm tried as well; only such models use what is found.
+        model: one with a tolerance has Winograd's algorithm tried as well; only such models use what is found then.
         seconds: that the search may take for each target, after the model was compiled once.
 
     Returns:

@@ -24,9 +24,18 @@ from tvm import relax, topi
 from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
 from tvm_pipeline.tvm.relax.kernel_walkers import LAYOUT
 from tvm_pipeline.tvm.relax.numpy_table import constant
-from tvm_pipeline_kernels.relax.schedules import concatenate, conv2d, conv2d_transpose, depthwise, group_conv2d, pooling
+from tvm_pipeline_kernels.relax.schedules import (
+    concatenate,
+    conv2d,
+    conv2d_transpose,
+    conv2d_winograd,
+    depthwise,
+    group_conv2d,
+    pooling,
+)
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.tiles import channel_block
+from tvm_pipeline_kernels.winograd import KERNEL, Winograd, first_within, winograd_rule
 
 READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes
 
@@ -53,20 +62,22 @@ class BlockedLayout:
 
     Args:
         cores: whose vectors the blocks are to fill.
+        tolerance: the error that Winograd's algorithm may have in a layer, over its largest output; 0 forbids it.
     """
 
-    def __init__(self, cores: Cores) -> None:
-        self._cores = cores
+    def __init__(self, cores: Cores, tolerance: float = 0.0) -> None:
+        self._cores, self._tolerance = cores, tolerance
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        return _Rewriting(mod, self._cores).finished()
+        return _Rewriting(mod, self._cores, self._tolerance).finished()
 
 
 class _Rewriting:
     """Writes `main` anew; `forms` has each value under the layouts in which it is at hand."""
 
-    def __init__(self, mod: tvm.IRModule, cores: Cores) -> None:
+    def __init__(self, mod: tvm.IRModule, cores: Cores, tolerance: float) -> None:
         self._main, self._lanes = mod["main"], cores.lanes
+        self._cores, self._tolerance = cores, tolerance
         others = {symbol: function for symbol, function in mod.functions.items() if not function.same_as(self._main)}
         self._builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
         self._forms: dict[Any, dict[str, Any]] = {}
@@ -177,12 +188,25 @@ class _Rewriting:
             else:
                 inner = _block(self._current(data)) or channel_block(channels, self._lanes)
                 given = self._blocked(data, inner)
+            form = self._winograd(weights, shape_of(call), options) if inner == block == self._lanes else None
+            if form:
+                packed = conv2d_winograd.packed(weights, form.winograd, block)
+                options = {"padding": padding, "form": form}
+                return self._anchor(conv2d_winograd, given, packed, block, "conv2d", options)
             packed = conv2d.packed(weights, inner, block)
             return self._anchor(conv2d, given, packed, block, "conv2d", options)
         if groups == channels == outputs:
             given = self._blocked(data, block)
             return self._anchor(depthwise, given, depthwise.packed(weights, block), block, "conv2d", options)
         return self._grouped(call, weights, groups, options)
+
+    def _winograd(self, weights: np.ndarray, shape: Sequence[int], options: dict[str, Any]) -> Winograd | None:
+        """Return how Winograd's algorithm computes a convolution of this shape; None where it does not pay, or errs."""
+        channels, inputs, *window = weights.shape
+        if window != [KERNEL, KERNEL] or options["strides"] != (1, 1) or options["dilation"] != (1, 1):
+            return None
+        forms = winograd_rule(inputs, channels, self._lanes, shape[2], shape[3], self._cores.registers)
+        return first_within(forms, weights, self._tolerance)
 
     def _anchor(
         self, rule: Any, data: Any, packed: np.ndarray, block: int, name: str, options: dict[str, Any]

@@ -14,7 +14,7 @@ from tvm_pipeline.tvm.devices.targets import has_own_memory
 from tvm_pipeline.tvm.kernel_sets import Choices, RelayKernels
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_kernels.relay.schedules import own_schedules
-from tvm_pipeline_kernels.relay.schedules.choices import following, is_winograd
+from tvm_pipeline_kernels.relay.schedules.choices import following
 from tvm_pipeline_kernels.relay.schedules.lowering import elementary_functions, marked_loops
 from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks, tuner, tuning_records
 
@@ -22,11 +22,11 @@ from tvm_pipeline_kernels.relay.tuning import device_child, device_records, task
 class OwnRelayKernels(RelayKernels):
     """Schedules of our own for x86; on GPUs TOPI's, with what tuning chose of them."""
 
-    key = "3"
+    key = "4"
 
     @contextmanager
-    def building(self, choices: Choices) -> Iterator[None]:
-        with own_schedules(), following(choices):
+    def building(self, choices: Choices, tolerance: float = 0.0) -> Iterator[None]:
+        with own_schedules(), following(choices, tolerance):
             yield
 
     def lowering_passes(self) -> Sequence[tuple[int, Any]]:
@@ -40,14 +40,14 @@ class OwnRelayKernels(RelayKernels):
             return tasks.device_workload_of(function, target)
         return tasks.workload_of(function)
 
-    def recorded(self, target: str, *, winograd: bool = False, measured_on: str = "") -> Choices:
-        return device_records.recorded(target, winograd=winograd, measured_on=measured_on)
+    def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:
+        return device_records.recorded(target, winograd=tolerance > 0, measured_on=measured_on)
 
     def digest_of(self, choices: Choices) -> str:
         return tuning_records.digest_of(choices)
 
-    def is_winograd(self, choice: Any) -> bool:
-        return is_winograd(choice)
+    def is_winograd(self, function: Any) -> bool:
+        return tasks.is_winograd(function)
 
     def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
         return tuner.tune(model, target, seconds, guide)

@@ -25,6 +25,7 @@ From a plain module to kernels:
 
 gpu_schedules.py      schedules for GPUs: those that are installed, TVM's of the rest
 kernel_passes.py      the passes in their order
+reference.py          what a module computes in float64, and how far a library is from it
 kernel_walkers.py     the kernels of a module: what each computes, and on what
 build.py              a module becomes a Library for one target, kept in a cache
 cuda_kernels.py       compile kernels for CUDA devices

@@ -28,6 +28,7 @@ from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.files import SUMS, cache_folder, linked, replacing, seal
 from tvm_pipeline.tvm.devices.nvrtc import arch_of
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
+from tvm_pipeline.tvm.float64 import next_tolerance
 from tvm_pipeline.tvm.kernel_sets import MISSING, OWN, relax_kernels
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
@@ -41,6 +42,7 @@ from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
+from tvm_pipeline.tvm.relax.reference import error_of
 from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline.tvm.tvm_errors import reason
@@ -48,6 +50,7 @@ from tvm_pipeline.tvm.weights_file import WEIGHTS, Bytes, Weight, mapped, part_o
 
 _log = logging.getLogger(__name__)
 
+INDEX = "kernels.json"  # of a library: its _LibraryFile
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
 FORMAT = 6  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
@@ -70,6 +73,7 @@ class _LibraryFile(msgspec.Struct, frozen=True):
     rules: dict[str, str]
     sizes: dict[str, int]
     overwriting: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)  # earlier versions did not tell
+    error: float | None = None
 
 
 @dataclass(slots=True)
@@ -85,6 +89,8 @@ class Library:
         heads: the model's outputs as (kernel, output).
         rules: of each function the rule of its schedule.
         overwriting: of each function the positions of the arguments that its result may overwrite.
+        error: of the outputs against float64 (`reference.py`), where Winograd's algorithm is used; None where that was
+            not measured.
     """
 
     target: str
@@ -99,6 +105,7 @@ class Library:
     module: Any
     folder: Path
     overwriting: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    error: float | None = None
     tensors: list[Any] = field(init=False)
     _functions: dict[str, Any] = field(init=False, default_factory=dict)
 
@@ -125,6 +132,10 @@ class Library:
             made = [tensors[kernel, index] for index in range(len(self.kernels[kernel].outputs))]
             calls.append((self.function(call.function), (*given, *made)))
         return calls
+
+    def winograd(self) -> int:
+        """Return how many distinct kernels Winograd's algorithm computes."""
+        return sum(map(relax_kernels().is_winograd, self.rules.values()))
 
     def is_reshape(self, kernel: int) -> bool:
         """Whether the kernel only shows its input under another shape, and nothing runs."""
@@ -166,6 +177,8 @@ def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool 
         PlatformError: this machine cannot compile for the target.
     """
     described = "|".join((model.digest, target, tvm.__version__, "relax", str(FORMAT)))
+    if model.tolerance:  # what runs elsewhere is not measured here
+        described += f"|{model.tolerance:g}{' elsewhere' if elsewhere else ''}"
     if has_own_memory(target):
         described += f"|{host}"
     if relax_kernels().key:  # libraries of before there were guests have none
@@ -176,7 +189,7 @@ def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool 
         mod = import_model(model)
         with replacing(folder) as temporary:
             temporary.mkdir()
-            compile_module(model.name, mod, target, temporary, host)
+            compile_module(model.name, mod, target, temporary, host, tolerance=model.tolerance, elsewhere=elsewhere)
             seal(temporary)
         return folder
 
@@ -187,8 +200,22 @@ def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool 
     return library
 
 
-def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host: str = "") -> None:
-    """Compile an imported module and write the library into `folder`; errors are those of `build_library`."""
+def compile_module(
+    name: str,
+    mod: tvm.IRModule,
+    target: str,
+    folder: Path,
+    host: str = "",
+    *,
+    tolerance: float = 0.0,
+    elsewhere: bool = False,
+) -> None:
+    """Compile an imported module and write the library into `folder`; errors are those of `build_library`.
+
+    Where kernels of other sums come into it (`Model.tolerance`), the error of its outputs is measured, unless it runs
+    elsewhere. If that is too large, it is compiled again: each layer may then have a tenth of the error, and at last
+    none.
+    """
     check_linker((host or "llvm") if has_own_memory(target) else target)
     _log.info(f"compiling {name} for {target}")
     if relax_kernels().key == OWN:
@@ -196,10 +223,34 @@ def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host
     inputs = tuple(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
+    padded = pad_channels(simplified(mod))
+    allowed: float | None = tolerance
+    while allowed is not None:
+        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed)
+        if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
+            return
+        measure = partial(error_of, load_library(folder), padded)
+        error, allowed = next_tolerance(name, target, measure, tolerance, allowed)
+        (folder / INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(saved, error=error)))
+        for file in folder.iterdir() if allowed is not None else ():
+            file.unlink()
+
+
+def _written(
+    name: str,
+    mod: tvm.IRModule,
+    target: str,
+    host: str,
+    folder: Path,
+    inputs: tuple[Tensor, ...],
+    outputs: tuple[str, ...],
+    tolerance: float,
+) -> _LibraryFile:
+    """Compile a simplified module, write all of its library, and return what its index says."""
     rules: dict[str, str] = {}
     try:
-        write = _write_cuda if has_own_memory(target) else _write_cpu
-        flat, overwriting = write(pad_channels(simplified(mod)), target, host, folder, rules)
+        write = _write_cuda if has_own_memory(target) else partial(_write_cpu, tolerance=tolerance)
+        flat, overwriting = write(mod, target, host, folder, rules)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except PlatformError:
@@ -212,7 +263,7 @@ def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host
     saved = _LibraryFile(
         target,
         inputs,
-        output_names(mod),
+        outputs,
         flat.kernels,
         flat.calls,
         flat.is_view,
@@ -222,15 +273,16 @@ def compile_module(name: str, mod: tvm.IRModule, target: str, folder: Path, host
         sizes,
         overwriting,
     )
-    (folder / "kernels.json").write_bytes(msgspec.json.encode(saved))
+    (folder / INDEX).write_bytes(msgspec.json.encode(saved))
+    return saved
 
 
 def _write_cpu(
-    mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str]
+    mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str], *, tolerance: float
 ) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
     """Compile for CPU cores; return the kernels, and of each function what its result may overwrite."""
     compiler = tvm_target(target)
-    fused = kernel_passes.fused(mod, compiler, apart=True)
+    fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance)
     flat = flat_module(fused)
     functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
     overwriting: dict[str, tuple[int, ...]] = {}
@@ -299,7 +351,7 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
         BundleError: it is damaged.
     """
     try:
-        saved = msgspec.json.decode((folder / "kernels.json").read_bytes(), type=_LibraryFile)
+        saved = msgspec.json.decode((folder / INDEX).read_bytes(), type=_LibraryFile)
         for name, size in saved.sizes.items():  # to run code that was cut short would end the process
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")
@@ -321,6 +373,7 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
         module,
         folder,
         saved.overwriting,
+        saved.error,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Order, Seconds
+from tvm_pipeline.backends.contract import Order, Seconds, TunedKernels
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -70,6 +70,11 @@ class RelaxModel(TvmModel[Library]):
                 f"activations beside {len(weights)} weights: {reason(error)}; give it fewer operators, or state its "
                 "`memory_bytes` in the platform file"
             ) from error
+
+    def tuned(self) -> list[TunedKernels]:
+        """Return what Winograd's algorithm computes, for each target where it does; nothing is tuned."""
+        found = [(target, library, library.winograd()) for target, library in self.libraries.items()]
+        return [TunedKernels(target, 0, 0, count, library.error) for target, library, count in found if count]
 
     def slow_operators(self, device: Device) -> list[str]:
         """Return the operators with much work that no fast schedule serves, in the graph's order."""

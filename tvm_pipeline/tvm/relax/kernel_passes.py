@@ -45,16 +45,17 @@ def _extreme(kind: str, builder: Any, call: Any) -> Any:
 EXTREMES = {f"relax.{kind}": partial(_extreme, kind) for kind in ("max", "min")}
 
 
-def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False) -> tvm.IRModule:
+def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False, tolerance: float = 0.0) -> tvm.IRModule:
     """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel.
 
     With `apart` concatenations that slices can do in place are kernels of their own; see `ConcatenationsApart`.
+    `tolerance` is that of `RelaxKernels.layouts`.
     """
     installed = relax_kernels()
     with target:
         return tvm.transform.Sequential(
             [
-                *installed.layouts(target),
+                *installed.layouts(target, tolerance),
                 relax.transform.LegalizeOps(EXTREMES | dict(installed.legalizations(target))),
                 relax.transform.AnnotateTIROpPattern(),
                 *([ConcatenationsApart()] if apart else []),

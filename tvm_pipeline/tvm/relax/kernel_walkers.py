@@ -24,6 +24,7 @@ from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
 from tvm_pipeline.tvm.relax.dataflow import Constant, fields, name_of, plain_main
 
 LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty for the plain one
+MACS = "tvm_pipeline.macs"  # of a block: the multiply-accumulates of its function, where others are done for them
 WEIGHT_ENTRY: Entry = (-2, 0)
 _WEIGHT = Source(None, -1)
 # What keeps every byte where it is, and what moves elements besides.
@@ -227,11 +228,19 @@ def _rank(layout: str) -> int:
 
 
 def macs_of(function: Any) -> int:
-    """Return the multiply-accumulates of a function, scheduled or not: of blocks that add products up."""
-    return sum(
-        math.prod(int(axis.dom.extent) for axis in block.iter_vars)
-        for block in _blocks(function.body)
-        if _adds_products(block.body) and any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
+    """Return the multiply-accumulates of a function, scheduled or not.
+
+    They are those of blocks that add products up, unless a block says what they would be (MACS).
+    """
+    told = [int(block.annotations[MACS]) for block in _blocks(function.body) if MACS in block.annotations]
+    return (
+        sum(told)
+        if told
+        else sum(
+            math.prod(int(axis.dom.extent) for axis in block.iter_vars)
+            for block in _blocks(function.body)
+            if _adds_products(block.body) and any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
+        )
     )
 
 

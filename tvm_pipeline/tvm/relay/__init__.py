@@ -10,6 +10,7 @@ tflite_repairs.py      converters of TFLite operators that TVM's importer lacks
 fold.py                constants are folded in numpy, which makes building several times faster
 infer_once.py          types are inferred once for each function
 fold_table.py          what numpy computes of Relay's operators
+reference.py           what a module computes in float64, and how far a library is from it
 child.py               a compile in a process of its own, which TVM or LLVM may end
 child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs

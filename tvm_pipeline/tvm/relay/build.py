@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import cache_folder, keep, read_kept, replacing, seal
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline.tvm.devices.targets import has_own_memory, plain_target
+from tvm_pipeline.tvm.float64 import next_tolerance
 from tvm_pipeline.tvm.kernel_sets import MISSING, OWN, Choices, hashable, relay_kernels
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.linking import check_linker, export_library
@@ -37,6 +38,7 @@ from tvm_pipeline.tvm.relay.library import TUNING, Library, Tuning, load_library
 from tvm_pipeline.tvm.relay.output_names import save_output_names
 from tvm_pipeline.tvm.relay.overwriting_record import save_overwriting
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
+from tvm_pipeline.tvm.relay.reference import error_of
 from tvm_pipeline.tvm.relay.saved_params import write_params
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
@@ -72,17 +74,19 @@ def build_library(
         PlatformError: TVM cannot compile for such a device, or run it, on this machine.
     """
     host = host if has_own_memory(target) else ""
-    described = _described(model.digest, target, host)
+    # What runs elsewhere is not measured here, see `compile_module`.
+    allowed = [f"{model.tolerance:g}{' elsewhere' if elsewhere else ''}"] if model.tolerance else []
+    described = _described(model.digest, target, host, *allowed)
     plain = cache_folder() / "libraries" / _sha(described)
     if choices is None:
-        choices = relay_kernels().recorded(target, winograd=model.winograd)
+        choices = relay_kernels().recorded(target, tolerance=model.tolerance)
     given = choices
 
     def place() -> Path:
         return _tuned_folder(plain, _own(plain, given)[0])
 
     def make() -> Path:
-        return _make_library(model, target, host, plain, given, apart)
+        return _make_library(model, target, host, plain, given, apart=apart, elsewhere=elsewhere)
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)
     return kept_or_made(plain, f"{model.name} for {target}", place, load, make)
@@ -106,7 +110,9 @@ def _own(plain: Path, choices: Choices) -> tuple[Choices, bool]:
     return {workload: choice for workload, choice in choices.items() if workload in known}, True
 
 
-def _make_library(model: Model, target: str, host: str, plain: Path, choices: Choices, apart: bool) -> Path:
+def _make_library(
+    model: Model, target: str, host: str, plain: Path, choices: Choices, *, apart: bool, elsewhere: bool
+) -> Path:
     """Compile into the cache; return the folder."""
     choices, is_sorted = _own(plain, choices)
     folder = _tuned_folder(plain, choices) if is_sorted else plain.with_name(f"{plain.name}-new")
@@ -114,7 +120,7 @@ def _make_library(model: Model, target: str, host: str, plain: Path, choices: Ch
         shutil.rmtree(left, ignore_errors=True)  # by a process that was killed, since this one holds the lock
     with replacing(folder) as temporary:
         temporary.mkdir()
-        _compile_where_it_is_safe(model, target, host, temporary, choices, apart)
+        _compile_where_it_is_safe(model, target, host, temporary, choices, apart=apart, elsewhere=elsewhere)
         seal(temporary)
     tuning = read_tuning(folder)
     keep(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
@@ -148,7 +154,7 @@ def _known_workloads(plain: Path) -> set[Any] | None:
 
 
 def _compile_where_it_is_safe(
-    model: Model, target: str, host: str, folder: Path, choices: Choices, apart: bool
+    model: Model, target: str, host: str, folder: Path, choices: Choices, *, apart: bool, elsewhere: bool
 ) -> None:
     ready_to_compile(target)
     check_linker(host or target)
@@ -159,11 +165,13 @@ def _compile_where_it_is_safe(
         _log.info(f"importing {model.name}")
         mod, params = import_model(model)
         if element_types(mod) <= proven:
-            compile_module(model.name, mod, params, target, folder, host, choices)
+            compile_module(
+                model.name, mod, params, target, folder, host, choices, tolerance=model.tolerance, elsewhere=elsewhere
+            )
             return
     else:  # the child imports it
         _log.info(f"importing {model.name}")
-    met = compile_in_child(model, target, folder, host, choices)
+    met = compile_in_child(model, target, folder, host, choices, elsewhere=elsewhere)
     keep(record, msgspec.json.encode(sorted(proven | met)))
 
 
@@ -194,36 +202,64 @@ def compile_module(
     folder: Path,
     host: str = "",
     choices: Choices | None = None,
+    *,
+    tolerance: float = 0.0,
+    elsewhere: bool = False,
 ) -> None:
     """Compiles an imported module and writes the library into `folder`; `host` is as in `build_library`.
 
-    Choices are taken as they are: none are read.
+    Choices are taken as they are: none are read. Where kernels of other sums come into it (`Model.tolerance`), the
+    error of its outputs is measured, unless it runs elsewhere. If that is too large, it is compiled again: each layer
+    may then have a tenth of the error, and at last none.
     """
     ready_to_compile(target)
     done = WorkDone(f"compiling {name} for {target}")
     _log.info(f"compiling {name} for {target}")
     if relay_kernels().key == OWN:
         _log.info(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
-    wanted, used = tvm.target.Target(target, host) if host else target, target
     try:
         mod = as_compiled(mod, params)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-    try:
+    allowed: float | None = tolerance
+    while allowed is not None:
         try:
-            factory = fast_build(mod, wanted, params, choices, [CompileProgress(done)], in_place=True)
-        except Exception as error:
-            plain = plain_target(target)
-            if plain == target:
-                raise
-            _log.info(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
-            factory = fast_build(mod, tvm.target.Target(plain, host), params, choices, in_place=True)
-            used = plain
-    except Exception as error:  # TVM's passes raise whatever their author had at hand
-        raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    done.reach(LINKING)
-    workloads = _workloads(factory, tvm.target.Target(used))
-    _write(folder, factory, mod, params, target, host, workloads, choices or {})
+            factory, used = _built(name, mod, params, target, host, choices, [CompileProgress(done)], allowed)
+        except Exception as error:  # TVM's passes raise whatever their author had at hand
+            raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
+        done.reach(LINKING)
+        _write(folder, factory, mod, params, target, host, used, choices or {})
+        if elsewhere or not read_tuning(folder).winograd:
+            return
+        library = load_library(folder)
+        measure = partial(error_of, library, mod, params)
+        measured, allowed = next_tolerance(name, target, measure, tolerance, allowed)
+        (folder / TUNING).write_bytes(msgspec.json.encode(msgspec.structs.replace(library.tuning, error=measured)))
+        write_index(folder, target, library.inputs, library.kernels)
+        for file in folder.iterdir() if allowed is not None else ():
+            file.unlink()
+
+
+def _built(
+    name: str,
+    mod: tvm.IRModule,
+    params: dict[str, Any],
+    target: str,
+    host: str,
+    choices: Choices | None,
+    instruments: Sequence[Any],
+    tolerance: float,
+) -> tuple[Any, str]:
+    """Return what `relay.build` gives, and the target it was made for: without schedules of its own if they fail."""
+    wanted = tvm.target.Target(target, host) if host else target
+    try:
+        return fast_build(mod, wanted, params, choices, instruments, in_place=True, tolerance=tolerance), target
+    except Exception as error:
+        plain = plain_target(target)
+        if plain == target:
+            raise
+        _log.info(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
+        return fast_build(mod, tvm.target.Target(plain, host), params, choices, in_place=True), plain
 
 
 def as_compiled(mod: tvm.IRModule, params: dict[str, Any]) -> tvm.IRModule:
@@ -240,11 +276,15 @@ def _functions(factory: Any) -> dict[str, relay.Function]:
     }
 
 
-def _workloads(factory: Any, target: tvm.target.Target) -> dict[str, Any]:
-    """Return the workload of each function that tuning can make faster."""
-    find = relay_kernels().workload_of
-    found = {name: find(function, target) for name, function in _functions(factory).items()}
-    return {name: workload for name, workload in found.items() if workload is not None}
+def _tuning(functions: Mapping[str, relay.Function], target: tvm.target.Target, choices: Choices) -> Tuning:
+    """Return what tuning can make faster of these functions, what it did, and how many are Winograd's."""
+    kernels = relay_kernels()
+    found = {name: kernels.workload_of(function, target) for name, function in functions.items()}
+    workloads = {name: workload for name, workload in found.items() if workload is not None}
+    applied = tuple((one, choices[one]) for one in sorted(set(workloads.values())) if one in choices)
+    return Tuning(
+        workloads, applied, len({one for name, one in workloads.items() if kernels.is_winograd(functions[name])})
+    )
 
 
 def _write(
@@ -254,7 +294,7 @@ def _write(
     params: dict[str, Any],
     target: str,
     host: str,
-    workloads: Mapping[str, Any],
+    used: str,
     choices: Choices,
 ) -> None:
     inputs = tuple(
@@ -267,13 +307,11 @@ def _write(
         raise ModelError(
             f"{target} keeps tensors in textures, which cannot be cut yet; use the target `opencl` without -device"
         )
-    kernels = kernels_of_library(graph_json, _functions(factory), [tensor.name for tensor in inputs])
+    functions = _functions(factory)
+    kernels = kernels_of_library(graph_json, functions, [tensor.name for tensor in inputs])
     export_library(factory.lib, folder / "kernels.so", host or target)
     (folder / "graph.json").write_text(graph_json)
-    applied = tuple(
-        (workload, choices[workload]) for workload in sorted(set(workloads.values())) if workload in choices
-    )
-    (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
+    (folder / TUNING).write_bytes(msgspec.json.encode(_tuning(functions, tvm.target.Target(used), choices)))
     save_overwriting(factory, folder)
     save_output_names(mod, folder)
     write_params(folder, factory.params)

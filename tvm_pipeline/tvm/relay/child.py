@@ -39,6 +39,7 @@ class CompileRequest(msgspec.Struct, frozen=True):
         host: the target of the code that launches kernels on a device with memory of its own; empty for CPU cores.
         log_level: the least level of a record of the log that is sent.
         choices: of tuning, by workload.
+        elsewhere: the code runs on another machine alone.
         one_by_one: have LLVM make the code of one operator after the other, to find the one that it cannot make.
     """
 
@@ -48,6 +49,7 @@ class CompileRequest(msgspec.Struct, frozen=True):
     log_level: int
     host: str = ""
     choices: tuple[tuple[Any, Any], ...] = ()
+    elsewhere: bool = False
     one_by_one: bool = False
 
 
@@ -64,7 +66,13 @@ class Report(ChildReport, frozen=True, omit_defaults=True):
 
 
 def compile_in_child(
-    model: Model, target: str, library: Path, host: str = "", choices: Choices | None = None
+    model: Model,
+    target: str,
+    library: Path,
+    host: str = "",
+    choices: Choices | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> set[str]:
     """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
 
@@ -72,7 +80,7 @@ def compile_in_child(
         ModelError: TVM cannot import or compile it, or the child died of it.
     """
     level, chosen = logging.getLogger().getEffectiveLevel(), tuple((choices or {}).items())
-    order = CompileRequest(model, target, str(library.absolute()), level, host, chosen)
+    order = CompileRequest(model, target, str(library.absolute()), level, host, chosen, elsewhere)
     outcome = _run(order)
     if isinstance(outcome, set):
         return outcome
@@ -134,6 +142,8 @@ def serve(request: bytes, channel: socket.socket) -> None:
                 Path(order.library),
                 order.host,
                 choices_of(order.choices),
+                tolerance=order.model.tolerance,
+                elsewhere=order.elsewhere,
             )
         report(done=sorted(element_types(mod)))
 

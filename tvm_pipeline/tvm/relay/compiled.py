@@ -78,7 +78,7 @@ class RelayModel(TvmModel[Library]):
         first = {compiler_target(target): target for target in reversed(targets)}
         kernels, distinct = relay_kernels(), dict.fromkeys(map(compiler_target, targets))
         choices: dict[str, Choices] = {
-            one: kernels.recorded(first[one], winograd=model.winograd, measured_on=processor) if tuned else {}
+            one: kernels.recorded(first[one], tolerance=model.tolerance, measured_on=processor) if tuned else {}
             for one in distinct
         }
         if len(choices) == 1 or len(model.content) + len(model.params) < WORTH_A_CHILD:
@@ -182,12 +182,12 @@ class RelayModel(TvmModel[Library]):
         return time_transfers(device.target, sizes_bytes, repeats)
 
     def tuned(self) -> list[TunedKernels]:
-        """Return what is tuned, for each target where anything is."""
+        """Return what is tuned or computed by Winograd's algorithm, for each target where anything is."""
         found = [(target, library.tuning) for target, library in self.libraries.items()]
         return [
-            TunedKernels(target, tuning.tuned, tuning.convolutions, tuning.winograd)
+            TunedKernels(target, tuning.tuned, tuning.convolutions, tuning.winograd, tuning.error)
             for target, tuning in found
-            if tuning.tuned
+            if tuning.tuned or tuning.winograd
         ]
 
     def kernels_to_tune(self, device: Device) -> dict[str, list[Any]]:

@@ -76,17 +76,19 @@ def fast_build(
     instruments: Sequence[Any] = (),
     *,
     in_place: bool = False,
+    tolerance: float = 0.0,
 ) -> Any:
     """``relay.build`` as :func:`building` has it; with `in_place` slices can do concatenations so."""
-    with building(choices, instruments):
+    with building(choices, instruments, tolerance):
         prepared = relay_kernels().prepared(SplitByIndices()(mod), target, params)
         return relay.build(ConcatenationsApart()(prepared) if in_place else prepared, target, params=params)
 
 
 @contextmanager
-def building(choices: Choices | None = None, instruments: Sequence[Any] = ()) -> Iterator[None]:
+def building(choices: Choices | None = None, instruments: Sequence[Any] = (), tolerance: float = 0.0) -> Iterator[None]:
     """A :func:`fast_context` with the schedules that are installed, `choices` of tuning for them, and more instruments.
 
+    Algorithms of other sums are used where their error in a layer is within the tolerance.
     It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py`, `refused_lets.py` and `splits.py`.
     """
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
@@ -95,7 +97,7 @@ def building(choices: Choices | None = None, instruments: Sequence[Any] = ()) ->
         # Each compiler behind TVM eliminates common subexpressions by itself.
         config = {"tir.add_lower_pass": [*kernels.lowering_passes()], "tir.disable_cse_tir": True}
         context = fast_context(config=config, instruments=instruments)
-        with exact_int8(), kernels.building(choices or {}), without_refused_lets(), context:
+        with exact_int8(), kernels.building(choices or {}, tolerance), without_refused_lets(), context:
             yield
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent

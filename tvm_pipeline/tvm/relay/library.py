@@ -22,7 +22,7 @@ from tvm_pipeline.errors import BundleError
 from tvm_pipeline.files import SUMS, linked
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
-from tvm_pipeline.tvm.kernel_sets import choices_of, hashable, relay_kernels
+from tvm_pipeline.tvm.kernel_sets import choices_of, hashable
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.overwriting import overwritten
@@ -41,20 +41,19 @@ class Tuning(msgspec.Struct, frozen=True):
     Attributes:
         workloads: of each function that tuning can make faster.
         choices: of tuning, for workloads of this library.
+        winograd: how many distinct kernels Winograd's algorithm computes.
+        error: of the outputs then, measured against float64 (`reference.py`); None where that was not possible.
     """
 
     workloads: dict[str, Any] = msgspec.field(default_factory=dict)
     choices: tuple[tuple[Any, Any], ...] = ()
+    winograd: int = 0
+    error: float | None = None
 
     @property
     def tuned(self) -> int:
         """How many distinct kernels run by a choice of tuning."""
         return len(self.choices)
-
-    @property
-    def winograd(self) -> int:
-        """How many of these are computed by Winograd's algorithm."""
-        return sum(relay_kernels().is_winograd(choice) for _, choice in self.choices)
 
     @property
     def convolutions(self) -> int:
@@ -219,4 +218,5 @@ def read_tuning(folder: Path) -> Tuning:
         return Tuning()
     read = msgspec.json.decode(file.read_bytes(), type=Tuning)
     workloads = {name: hashable(workload) for name, workload in read.workloads.items()}
-    return Tuning(workloads, tuple(choices_of(read.choices).items()))
+    choices = tuple(choices_of(read.choices).items())
+    return msgspec.structs.replace(read, workloads=workloads, choices=choices)

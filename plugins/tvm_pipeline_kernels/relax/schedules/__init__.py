@@ -1,6 +1,7 @@
 """Schedules of our own for CPU cores: a rule for each kind of anchor.
 
 conv2d.py            convolutions in blocked layout: register tiles by `tiles.py`
+conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, within a tolerance
 depthwise.py         depthwise convolutions: padding by rows
 group_conv2d.py      grouped convolutions in blocks: of whole blocks, or whole groups in a block
 group_pixels.py      the others, on plain images: vectors along the pixels
@@ -36,6 +37,7 @@ __all__ = ["RULE", "RULES", "Cores", "scheduled"]
 
 RULES = (
     "conv2d",
+    "conv2d_winograd",
     "depthwise",
     "group_conv2d",
     "conv2d_transpose",

@@ -3,7 +3,7 @@
 conv2d.py            convolutions in blocked layout: register tiles by `tiles.py`
 conv2d_int8.py       the same of uint8 by int8, four products at a time
 conv2d_transpose.py  transposed convolutions: a convolution for each phase of the stride
-conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user allows other values
+conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, within a tolerance
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 group_conv2d.py      grouped convolutions: vectors along the image
@@ -86,7 +86,7 @@ def _unless_none(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _alter_layout(attrs: Any, inputs: Any, types: Any, result: Any) -> Any:
-    """Return what Relay makes of a convolution when it changes layouts: ours where Winograd's algorithm was chosen."""
+    """Return what Relay makes of a convolution when it changes layouts: ours where Winograd's algorithm is chosen."""
     altered = conv2d_winograd.alter(attrs, inputs, types)
     return _own.stock(".nn", "conv2d_alter_layout")(attrs, inputs, types, result) if altered is None else altered
 

@@ -1,12 +1,13 @@
-"""What tuning may choose of a schedule of ours: its tile, and nothing that changes a value unless the user allows it.
+"""What tuning may choose of a schedule of ours: its tile, and an algorithm of other values where the user allows it.
 
 A convolution is known by its *workload*, AutoTVM's tuple of what TOPI is asked to compute. Its *choice* is the numbers
 of a `Tile`, or of a `Band` where it is depthwise. Schedules find the choice in the config that TOPI hands them, under
 names of ours beside TOPI's; without one, the static rule of `tiles.py` stands. GPUs have TOPI's own schedules:
 `device_choices.py`. Next: `tuning/tuning_records.py`.
 
-The choice may also be the numbers of a `Winograd`, another algorithm, whose values differ: then `winograd.py` puts
-another operator in the place of the convolution. Only a model with `Model.winograd` is tuned and built so.
+The choice may also be the numbers of a `Winograd`, another algorithm, whose rounding errors are others: then
+`conv2d_winograd.py` puts another operator in the place of the convolution. Only a model with `Model.tolerance` is tuned
+and built so; there the static rule chooses it, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tvm_pipeline_kernels.relay.schedules.device_choices import (
     workload_of_text,
 )
 from tvm_pipeline_kernels.tiles import Band, Tile, band_rule, bands, channel_block, tiles
-from tvm_pipeline_kernels.winograd import KERNEL, Winograd, winograd_forms
+from tvm_pipeline_kernels.winograd import KERNEL, Winograd, winograd_forms, winograd_rule
 
 GENERATION = 2  # raise it when a schedule of this room changes: what was measured before is void
 
@@ -100,15 +101,37 @@ def possible_choices(workload: Workload, lanes: int) -> list[Choice]:
     return [tuple(rule), *map(tuple, others)]
 
 
-def winograd_choices(workload: Workload, lanes: int) -> list[Choice]:
-    """Return the choices of a workload that change its values; none where Winograd's algorithm does not serve it."""
+def is_for_winograd(workload: Workload) -> bool:
+    """Return whether Winograd's algorithm can compute a workload, if its channels fill vectors."""
     template, data, kernel, strides, _, dilation, *_, dtype = workload
     is_plain = template == CONV2D and kernel[1][2:] == (KERNEL, KERNEL) and kernel[1][1] == data[1][1]
+    return is_plain and strides == (1, 1) and dilation == (1, 1) and dtype == "float32"
+
+
+def winograd_choices(workload: Workload, lanes: int) -> list[Choice]:
+    """Return the choices of a workload by Winograd's algorithm, the most promising first."""
+    sizes = _sizes(workload, lanes)
+    return [tuple(form) for _, form in sorted(winograd_forms(*sizes))] if sizes else []
+
+
+def winograd_by_rule(workload: Workload, lanes: int) -> list[Choice]:
+    """Return those of them that the static rule prefers to a direct convolution, the fastest first."""
+    sizes = _sizes(workload, lanes)
+    return [tuple(form) for form in winograd_rule(*sizes)] if sizes else []
+
+
+def static_choice(workload: Workload, lanes: int, *, winograd: bool) -> Choice:
+    """Return what is taken of a workload without measurement, if its weights lose no more than the tolerance."""
+    return [*(winograd_by_rule(workload, lanes)[:1] if winograd else []), *possible_choices(workload, lanes)][0]
+
+
+def _sizes(workload: Workload, lanes: int) -> tuple[int, int, int, int, int, int] | None:
+    """Return the arguments of `winograd_forms`; None where the algorithm does not serve the workload."""
+    kernel = workload[2]
     _, _, height, width, _ = output_of(workload, lanes)
-    if not is_plain or strides != (1, 1) or dilation != (1, 1) or dtype != "float32" or height < 1 or width < 1:
-        return []
-    forms = winograd_forms(data[1][1], kernel[1][0], lanes, height, width, REGISTERS[lanes])
-    return [tuple(form) for form in forms]
+    if not is_for_winograd(workload) or height < 1 or width < 1 or kernel[1][0] % lanes or kernel[1][1] % lanes:
+        return None
+    return kernel[1][1], kernel[1][0], lanes, height, width, REGISTERS[lanes]
 
 
 def is_winograd(choice: AnyChoice | None) -> TypeGuard[Choice]:
@@ -135,10 +158,14 @@ class _ChoiceContext(autotvm.task.DispatchContext):
         self._of_thread = threading.local()
 
     @contextmanager
-    def active(self, choices: AnyChoices) -> Iterator[None]:
-        """Have what this thread builds follow the choices until the block ends."""
+    def active(self, choices: AnyChoices, tolerance: float = 0.0) -> Iterator[None]:
+        """Have what this thread builds follow the choices, within the tolerance, until the block ends."""
+        self._of_thread.tolerance = tolerance
         if not choices:
-            yield
+            try:
+                yield
+            finally:
+                self._of_thread.tolerance = 0.0
             return
         with self._lock:
             self._builds += 1
@@ -151,6 +178,7 @@ class _ChoiceContext(autotvm.task.DispatchContext):
             yield
         finally:
             self._of_thread.configs = self._of_thread.choices = {}
+            self._of_thread.tolerance = 0.0
             with self._lock:
                 self._builds -= 1
                 if self._builds == 0:
@@ -160,6 +188,11 @@ class _ChoiceContext(autotvm.task.DispatchContext):
         """Return the choice of a workload for what this thread builds; None where there is none."""
         choices: Choices = getattr(self._of_thread, "choices", {})
         return choices.get(workload)
+
+    @property
+    def tolerance(self) -> float:
+        """The error that a layer may have in what this thread builds, over its largest output; 0 for direct sums."""
+        return float(getattr(self._of_thread, "tolerance", 0.0))
 
     def _query_inside(self, target: Any, workload: Any) -> Any:
         return getattr(self._of_thread, "configs", {}).get(_unpacked(workload))
@@ -222,3 +255,8 @@ def winograd_workload(data: Any, weights: Any, strides: Any, padding: Any, dilat
 _chosen = _ChoiceContext()
 following = _chosen.active
 active_choice = _chosen.choice
+
+
+def active_tolerance() -> float:
+    """Return the tolerance that what this thread builds is to keep; see `_ChoiceContext.tolerance`."""
+    return _chosen.tolerance

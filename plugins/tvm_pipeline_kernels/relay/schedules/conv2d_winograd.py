@@ -1,4 +1,4 @@
-"""A 3x3 convolution in blocked layout by Winograd's algorithm (`winograd.py`), where tuning chose it.
+"""A 3x3 convolution in blocked layout by Winograd's algorithm (`winograd.py`), where its error is within the tolerance.
 
     for bands: some rows of tiles of the image                                        in parallel
       for input blocks, rows of tiles: pad what they read
@@ -8,8 +8,8 @@
 
 A band that is the whole image has three loops in parallel instead: over rows of tiles, points, and rows of tiles again.
 Weights are transformed when the model is compiled: while Relay changes layouts, `alter` puts Relay's operator for
-transformed weights in the place of the convolution. Tuning does the same to a fused function (`by_winograd`). Who may
-choose this: `choices.py`.
+transformed weights in the place of the convolution. Tuning does the same to a fused function (`by_winograd`). What
+tuning chose stands before the static rule; the error of either is estimated with the weights of the layer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tvm
 from tvm import relay, te
 from tvm.relay.op.strategy import x86 as stock_strategies
@@ -26,31 +27,66 @@ from tvm.relay.op.strategy.generic import conv2d_winograd_without_weight_transfo
 from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple, traverse_inline
 
-from tvm_pipeline.errors import ModelError
-from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, Choice, active_choice, is_winograd, winograd_workload
+from tvm_pipeline.tvm.relay.fold import FoldConstantFast
+from tvm_pipeline_kernels.relay.schedules.choices import (
+    CONV2D,
+    Choice,
+    active_choice,
+    active_tolerance,
+    is_for_winograd,
+    is_winograd,
+    winograd_by_rule,
+    winograd_choices,
+    winograd_workload,
+)
 from tvm_pipeline_kernels.relay.schedules.conv2d import applies
-from tvm_pipeline_kernels.winograd import KERNEL, Winograd, input_transform, kernel_matrix, output_transform
+from tvm_pipeline_kernels.winograd import (
+    KERNEL,
+    Winograd,
+    first_within,
+    input_transform,
+    kernel_transform,
+    output_transform,
+)
 
 WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
 _TAG = "own_winograd"
 
 
 def alter(attrs: Any, inputs: Sequence[relay.Expr], types: Sequence[Any]) -> relay.Expr | None:
-    """Return a convolution by Winograd's algorithm in blocked layout; None where none was chosen.
+    """Return a convolution by Winograd's algorithm in blocked layout; None where it stays direct.
 
     Args:
         attrs: of nn.conv2d, as are inputs (data in NCHW, weights in OIHW) and their types.
     """
-    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW" or attrs.groups != 1:
+    tolerance = active_tolerance()
+    if not tolerance or str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW" or attrs.groups != 1:
         return None
     data, kernel = ((get_const_tuple(type_.shape), str(type_.dtype)) for type_ in types)
     window = (attrs.get_int_tuple(name) for name in ("strides", "padding", "dilation"))
     tensors = (("TENSOR", *tensor) for tensor in (data, kernel))
-    choice = active_choice((CONV2D, *tensors, *window, "NCHW", "NCHW", data[1]))
-    # A library aligns with others only if the weights are transformed now.
-    if not is_winograd(choice) or relay.analysis.free_vars(inputs[1]):
+    workload = (CONV2D, *tensors, *window, "NCHW", "NCHW", data[1])
+    if kernel[1] != "float32" or not is_for_winograd(workload):
         return None
-    return _operator(inputs[0], _transformed(inputs[1], kernel[0], Winograd(*choice)), attrs, kernel[0][0], choice)
+    choice = active_choice(workload)
+    by_rule = winograd_by_rule(workload, tvm.target.x86.get_simd_32bit_lanes())
+    forms = by_rule if choice is None else [choice] if is_winograd(choice) else []
+    # A library aligns with others only if the weights are transformed now.
+    weights = _constant(inputs[1]) if forms else None
+    if weights is None:
+        return None
+    form = first_within([Winograd(*one) for one in forms], weights, tolerance)
+    if form is None:
+        return None
+    return _operator(inputs[0], _transformed(weights, form.winograd), attrs, kernel[0][0], form)
+
+
+def _constant(weights: relay.Expr) -> npt.NDArray[np.float32] | None:
+    """Return the value of weights, which may be an expression still; None where they are known at run time."""
+    if relay.analysis.free_vars(weights):
+        return None
+    folded = FoldConstantFast()(tvm.IRModule.from_expr(relay.Function([], weights)))["main"].body
+    return folded.data.numpy() if isinstance(folded, relay.Constant) else None
 
 
 def by_winograd(function: relay.Function, choice: Choice) -> relay.Function:
@@ -88,22 +124,12 @@ def _operator(data: relay.Expr, weights: relay.Expr, attrs: Any, channels: int, 
     )
 
 
-def _transformed(weights: relay.Expr, shape: Sequence[int], choice: Winograd) -> relay.Expr:
-    """Return the weights G g G^T as (points, blocks, input blocks, input channels of a block, channels of a block).
-
-    They are written as operators that `fold.py` computes: while layouts are changed, weights may be expressions still.
-    """
-    lanes, matrix = tvm.target.x86.get_simd_32bit_lanes(), kernel_matrix(choice.winograd)
-    made = relay.cast(weights, "float64")
-    for axis, extents in ((2, (-1, 1)), (3, (-1,))):
-        terms = (
-            relay.strided_slice(made, [k], [k + 1], axes=[axis]) * relay.const(matrix[:, k].reshape(extents), "float64")
-            for k in range(KERNEL)
-        )
-        made = next(terms) + next(terms) + next(terms)
-    outputs, inputs = shape[0] // lanes, shape[1] // lanes
-    blocked = relay.reshape(relay.cast(made, "float32"), (outputs, lanes, inputs, lanes, len(matrix) ** 2))
-    return relay.transpose(blocked, (4, 0, 2, 3, 1))
+def _transformed(weights: npt.NDArray[np.float32], size: int) -> relay.Expr:
+    """Return the weights as (points, blocks, input blocks, input channels of a block, channels of a block)."""
+    lanes, points = tvm.target.x86.get_simd_32bit_lanes(), kernel_transform(weights, size)
+    _, outputs, inputs = points.shape
+    blocked = points.reshape(-1, outputs // lanes, lanes, inputs // lanes, lanes).transpose(0, 1, 3, 4, 2)
+    return relay.const(np.ascontiguousarray(blocked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +163,12 @@ def _compute(attrs: Any, inputs: Sequence[te.Tensor], _: Any) -> list[te.Tensor]
     data, weights = inputs
     window = (attrs.get_int_tuple(name) for name in ("strides", "padding", "dilation"))
     shapes = (get_const_tuple(tensor.shape) for tensor in (data, weights))
-    choice = active_choice(winograd_workload(*shapes, *window))
-    if not is_winograd(choice) or choice[0] != attrs.tile_size:
-        raise ModelError(
-            f"tuning did not choose Winograd's algorithm for a convolution of {data.shape}; compile without `winograd`"
-        )
-    return [compute(data, weights, attrs.get_int_tuple("padding"), Winograd(*choice))]
+    workload = winograd_workload(*shapes, *window)
+    chosen = active_choice(workload)
+    if not is_winograd(chosen) or chosen[0] != attrs.tile_size:
+        lanes = tvm.target.x86.get_simd_32bit_lanes()
+        chosen = next(form for form in winograd_choices(workload, lanes) if form[0] == attrs.tile_size)
+    return [compute(data, weights, attrs.get_int_tuple("padding"), Winograd(*chosen))]
 
 
 def compute(data: te.Tensor, weights: te.Tensor, padding: Sequence[int], choice: Winograd) -> te.Tensor:

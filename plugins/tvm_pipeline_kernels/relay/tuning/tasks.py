@@ -105,6 +105,11 @@ def workload_of(function: relay.Function) -> Workload | None:
     return workload
 
 
+def is_winograd(function: relay.Function) -> bool:
+    """Return whether a fused function is a convolution by Winograd's algorithm."""
+    return bool(_anchors(function, {WINOGRAD}))
+
+
 def device_workload_of(function: relay.Function, target: tvm.target.Target) -> DeviceWorkload | None:
     """Return the workload of a fused function as TOPI's default for a GPU has it; None where it cannot be tuned."""
     anchors = _anchors(function, _ON_DEVICES)

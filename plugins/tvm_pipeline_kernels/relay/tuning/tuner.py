@@ -33,6 +33,7 @@ from tvm_pipeline_kernels.relay.schedules.choices import (
     Workload,
     is_winograd,
     possible_choices,
+    static_choice,
     winograd_choices,
 )
 from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
@@ -65,7 +66,7 @@ def tune(model: Model, target: str, seconds: float, guide: Guide | None = None) 
     default = build_library(model, target, choices={})
     begin = time.monotonic()
     workloads: set[Any] = set(default.tuning.workloads.values())
-    known = (record for record in read_records(target) if record.winograd == model.winograd)
+    known = (record for record in read_records(target) if record.winograd == (model.tolerance > 0))
     records = [record for record in known if record.workload in workloads]
     proven = best_of(record for record in records if record.proven)
     found = {workload: record for workload, record in best_of(records).items() if workload not in proven}
@@ -85,7 +86,7 @@ def tune(model: Model, target: str, seconds: float, guide: Guide | None = None) 
         model.name,
         target,
         len(workloads),
-        len(workloads & recorded_choices(target, winograd=model.winograd).keys()),
+        len(workloads & recorded_choices(target, winograd=model.tolerance > 0).keys()),
         len(search.found),
         search.candidates,
         time.monotonic() - begin,
@@ -169,7 +170,7 @@ class _Search:
         return _speed(reference, warm.seconds)
 
     def _candidates(self, task: Task[Workload]) -> list[Candidate]:
-        """Return candidates in the order of their estimates, the static rule's first, spread over chunks.
+        """Return the static rule's candidate, then others in the order of their estimates, spread over chunks.
 
         Those of Winograd's algorithm follow, where the model allows it.
         """
@@ -184,7 +185,10 @@ class _Search:
             if taken[choice[0]] <= CANDIDATES // 3 and len(spread) < CANDIDATES:
                 taken[choice[0]] += 1
                 spread.append(choice)
-        return [*spread, *winograd_choices(task.workload, lanes)] if self._model.winograd else spread
+        allowed = self._model.tolerance > 0
+        forms = winograd_choices(task.workload, lanes) if allowed else []
+        rule = static_choice(task.workload, lanes, winograd=allowed)
+        return [rule, *(choice for choice in (*spread, *forms) if choice != rule)]
 
     def _products(self, task: Task[Workload]) -> float:
         """Return the multiply-accumulates of a task that no candidate can do without."""
@@ -205,7 +209,7 @@ class _Search:
             return 1.0
         self.candidates += len(candidates)
         best = self._watch.halve([default, *finalists])
-        record = Record(task.workload, best.choice, best.seconds / task.calls, False, self._model.winograd)
+        record = Record(task.workload, best.choice, best.seconds / task.calls, False, self._model.tolerance > 0)
         append_record(self._target, record)
         self.found[task.workload] = record
         return default.seconds / best.seconds
@@ -260,8 +264,9 @@ def _proven(model: Model, default: Library, found: Mapping[Workload, Record]) ->
     """
     target = default.target
     with tvm.target.Target(target):
-        rule = {workload: possible_choices(workload, get_simd_32bit_lanes())[0] for workload in found}
-    before = recorded_choices(target, winograd=model.winograd)
+        lanes, allowed = get_simd_32bit_lanes(), model.tolerance > 0
+        rule = {workload: static_choice(workload, lanes, winograd=allowed) for workload in found}
+    before = recorded_choices(target, winograd=model.tolerance > 0)
 
     def raced(choices: Choices) -> tuple[Times, Times]:
         tuned = build_library(model, target, choices={**before, **choices})
@@ -284,7 +289,7 @@ def _proven(model: Model, default: Library, found: Mapping[Workload, Record]) ->
         if times:
             taken, kernels = times[workload in kept].workloads[workload]
             seconds = float(np.median(taken)) / kernels
-        append_record(target, Record(workload, kept.get(workload, rule[workload]), seconds, True, model.winograd))
+        append_record(target, Record(workload, kept.get(workload, rule[workload]), seconds, True, allowed))
     return times if kept else None
 
 

@@ -4,7 +4,7 @@ A line has AutoTVM's fields, so that AutoTVM reads it. The choice stands among t
 ours. The entity `own_proven` says whether the choice has won in a whole network, or is that of the static rule because
 no other has. Only such records apply to builds; others are results of a search that a later run need not repeat. The
 entity `own_winograd_allowed` marks what a search found that was allowed Winograd's algorithm: such records apply to
-models that allow it, before others.
+models that allow it, and others to those that do not, where the algorithm can compute the convolution at all.
 
 Lines that are broken, or are of another generation of the schedules, are skipped. The file is read as plain JSON, and a
 line in it can do no more than choose a tile.
@@ -37,8 +37,10 @@ from tvm_pipeline_kernels.relay.schedules.choices import (
     AnyChoices,
     Choice,
     Workload,
+    is_for_winograd,
     is_winograd,
     possible_choices,
+    static_choice,
     winograd_choices,
 )
 from tvm_pipeline_kernels.tiles import channel_block
@@ -139,11 +141,14 @@ def recorded_choices(target: str, *, winograd: bool = False, measured_on: str = 
     """Return the best proven choice of each workload, without those that the static rule makes anyway.
 
     Args:
-        winograd: whether Winograd's algorithm is allowed; what a search with it has proven comes first.
+        winograd: whether Winograd's algorithm is allowed. What a search without it has found applies only where the
+            algorithm does not serve, since the static rule may be faster.
         measured_on: the processor; this machine's without it.
     """
     proven = [record for record in read_records(target, measured_on) if record.proven]
-    best = best_of(record for record in proven if not record.winograd)
+    best = best_of(
+        record for record in proven if not (record.winograd or (winograd and is_for_winograd(record.workload)))
+    )
     if winograd:
         best |= best_of(record for record in proven if record.winograd)
     if not best:
@@ -152,7 +157,7 @@ def recorded_choices(target: str, *, winograd: bool = False, measured_on: str = 
         return {
             workload: record.choice
             for workload, record in best.items()
-            if record.choice != possible_choices(workload, get_simd_32bit_lanes())[0]
+            if record.choice != static_choice(workload, get_simd_32bit_lanes(), winograd=winograd)
         }
 
 

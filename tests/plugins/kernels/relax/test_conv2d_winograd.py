@@ -1,0 +1,156 @@
+"""Winograd's algorithm in Relax: values of any shape, the layers that have it, and the error of the whole model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.plugins.kernels.relax.layers import EPILOGUES, blocked, compiled, convolution, with_epilogue
+from tests.relax.fused import MCPU, target_of
+from tests.support.examples import examples
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.relax.build import build_library
+from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_kernels import winograd
+from tvm_pipeline_kernels.relax.schedules import conv2d_winograd
+from tvm_pipeline_kernels.relax.schedules.cores import cores_of
+
+LIMIT = {2: 2e-6, 4: 1e-5}  # of the largest output
+Networks = Callable[[float], RelaxModel]
+
+
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+@examples(6)
+@given(
+    batch=st.sampled_from([1, 1, 2]),
+    blocks=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    extents=st.tuples(st.integers(3, 30), st.integers(3, 30)),
+    padding=st.sampled_from([(1, 1, 1, 1), (0, 0, 0, 0), (0, 1, 2, 1)]),
+    epilogue=st.sampled_from(EPILOGUES),
+    choice=st.integers(0, 3),
+)
+def test_values_are_those_of_a_direct_convolution(
+    lanes: int, batch: int, blocks: Any, extents: Any, padding: Any, epilogue: str, choice: int
+) -> None:
+    target, draw = target_of(lanes), np.random.default_rng(0)
+    inputs, outputs = (count * lanes for count in blocks)
+    data = draw.standard_normal((batch, inputs, *extents)).astype("float32")
+    weights = draw.standard_normal((outputs, inputs, 3, 3)).astype("float32")
+    sums = convolution(data.astype("float64"), weights.astype("float64"), padding=padding)
+    bias, residual = (draw.standard_normal(shape).astype("float32") for shape in ((1, outputs, 1, 1), sums.shape))
+    registers = cores_of(target).registers
+    forms = [f for _, f in sorted(winograd.winograd_forms(inputs, outputs, lanes, *sums.shape[2:], registers))]
+    form = forms[choice % len(forms)]
+    found = compiled(
+        conv2d_winograd,
+        lambda x, kernel: conv2d_winograd.compute(x, kernel, padding, form),
+        [blocked(data, lanes), conv2d_winograd.packed(weights, form.winograd, lanes), bias, residual],
+        epilogue,
+        lanes,
+        target,
+    )
+    expected = with_epilogue(epilogue, sums, bias, residual)
+    limit = LIMIT[form.winograd] * np.abs(sums).max()
+    assert np.abs(found - expected).max() <= limit * (1 + np.abs(expected).max() * (epilogue == "sigmoid"))
+
+
+def network(scale: float = 0.0) -> Model:
+    """Return two convolutions of 3 x 3 and an addition, whose inputs cancel where `scale` is large."""
+    draw = np.random.default_rng(1)
+    weights = [draw.standard_normal((32, 32, 3, 3)).astype("float32") / 17 for _ in range(2)]
+    large = np.full((32, 32, 3, 3), scale, "float32")
+    large[:, 1::2] *= -1
+    weights[0] += large
+    nodes = [
+        helper.make_node("Concat", ["data", "data"], ["twice"], axis=2),
+        helper.make_node("Reshape", ["twice", "shape"], ["pairs"]),
+        helper.make_node("Conv", ["pairs", "w0"], ["a"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w1"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["out"]),
+    ]
+    constants = [numpy_helper.from_array(each, f"w{index}") for index, each in enumerate(weights)]
+    constants.append(numpy_helper.from_array(np.array([1, 32, 40, 40], "int64"), "shape"))
+    described = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("data", TensorProto.FLOAT, (1, 16, 40, 40))],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, (1, 32, 40, 40))],
+        constants,
+    )
+    content = helper.make_model(described, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(content)
+    from tvm_pipeline.core.graph import Tensor
+
+    return Model("net", "onnx", content.SerializeToString(), (Tensor("data", (1, 16, 40, 40)),))
+
+
+TARGET = f"llvm -mcpu={MCPU[8]}"
+DEVICE = Device("core", "host", (0,), TARGET)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Networks]:
+    target_of(8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield lambda tolerance: RelaxModel.compile(replace(network(), tolerance=tolerance), [TARGET], lambda _: None)
+
+
+def test_a_model_with_a_tolerance_has_it_and_its_stages_have_the_bits_of_the_whole(built: Networks) -> None:
+    plain, fast = built(0.0), built(1e-5)
+    assert plain.tuned() == []
+    [told] = fast.tuned()
+    assert (told.target, told.winograd) == (TARGET, 2)
+    assert told.error is not None
+    assert 0 < told.error <= 1e-5
+    assert [(o.name, o.macs) for o in fast.graph.operators] == [(o.name, o.macs) for o in plain.graph.operators]
+    frame, names = random_frame(plain.graph.inputs), [operator.name for operator in plain.graph.operators]
+    [expected], [found] = (model_outputs(model, run_stages(model, [(names, DEVICE)], frame)) for model in (plain, fast))
+    assert not np.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    for seed in range(3):
+        cut = [(stage, DEVICE) for stage in random_stages(plain.graph, Random(seed), 3)]
+        [sliced] = model_outputs(fast, run_stages(fast, cut, frame))
+        np.testing.assert_array_equal(sliced, found)
+
+
+def test_a_model_that_is_too_far_off_is_compiled_again(built: Networks, caplog: pytest.LogCaptureFixture) -> None:
+    """No layer alone tells that its inputs cancel."""
+    with caplog.at_level(logging.INFO):
+        library = build_library(replace(network(1e3), tolerance=1e-6), TARGET)
+    assert library.winograd() == 0
+    assert library.error is None
+    assert "is compiled again: it is" in caplog.text
+
+
+def test_for_another_machine_the_estimate_of_each_layer_decides(built: Networks) -> None:
+    for tolerance, count in ((1e-5, 2), (1e-8, 0)):
+        library = build_library(replace(network(), tolerance=tolerance), TARGET, elsewhere=True)
+        assert library.winograd() == count
+        assert library.error is None
+
+
+def test_the_passes_for_scripts_keep_direct_sums() -> None:
+    from tvm_pipeline.tvm.relax import kernel_passes
+    from tvm_pipeline.tvm.relax.importer import import_model
+
+    rules: dict[str, str] = {}
+    target = tvm.target.Target({"kind": "llvm", "mcpu": MCPU[8]})
+    fuse: Any = kernel_passes.FuseKernels(target)
+    kernel_passes.kernels(fuse(import_model(network())), target, rules)
+    assert "conv2d" in rules.values()
+    assert conv2d_winograd.NAME not in rules.values()
