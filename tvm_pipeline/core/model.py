@@ -15,7 +15,7 @@ import msgspec
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import OptionError
 
-TOLERANCE, MOST_TOLERANCE = 1e-5, 1e-2  # what is allowed without a word, and what no network should lose
+TOLERANCE, MOST_TOLERANCE = 1e-5, 1e-2  # of a model that nobody gave another one, and what no model should lose
 
 Format = Literal["onnx", "tflite", "relay", "relay.json", "relay.testing", "relax.json"]
 
@@ -49,7 +49,7 @@ class Model:
     content: bytes
     inputs: tuple[Tensor, ...] = ()
     params: bytes = b""
-    tolerance: float = 0.0
+    tolerance: float = TOLERANCE
     outputs: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()

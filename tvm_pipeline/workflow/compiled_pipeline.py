@@ -23,7 +23,7 @@ from typing import Any
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel
-from tvm_pipeline.core.model import TOLERANCE, Format, Model
+from tvm_pipeline.core.model import Format, Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.core.problem import Objective, checked_objective
 from tvm_pipeline.errors import ModelError, OptionError
@@ -119,7 +119,7 @@ def compile(
     stages: int | None = None,
     input_shapes: Shapes | None = None,
     verify_s: float = VERIFY_S,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
 ) -> CompiledPipeline:
     """Compile a model, measure it on each device, find the best plan and verify it side by side with the next ones.
 
@@ -134,7 +134,7 @@ def compile(
         verify_s: seconds, at most, in which candidates that are predicted alike run side by side; 0 takes the
             prediction.
         tolerance: the error that faster algorithms, such as Winograd's, may have in an output, over its largest value;
-            0 keeps direct sums.
+            0 keeps direct sums. Without it, 1e-5 for a file, and 0 for a module.
 
     Raises:
         ModelError: the model cannot be read or compiled.
@@ -197,9 +197,13 @@ def _alone(outputs: dict[str, Array]) -> Any:
 
 
 def _of_module(mod: Any, params: Mapping[str, Any]) -> Model:
-    """Return a module of TVM, with its parameters by name, as a Model; raise ModelError for anything else."""
+    """Return a module of TVM, with its parameters by name, as a Model; raise ModelError for anything else.
+
+    It has direct sums, as the passes for scripts make of it, so that both give the same bits.
+    """
     tvm = sys.modules.get("tvm")  # whoever has a module of TVM has imported it
     if tvm is None or not isinstance(mod, tvm.IRModule):
         raise ModelError(f"{type(mod).__name__} is no module of TVM; give one, a file, or a Model of `load`")
     kind: Format = "relay.json" if hasattr(tvm, "relay") else "relax.json"
-    return Model("main", kind, tvm.ir.save_json(mod).encode(), params=bytes(tvm.runtime.save_param_dict(params)))
+    content, saved = tvm.ir.save_json(mod).encode(), bytes(tvm.runtime.save_param_dict(params))
+    return Model("main", kind, content, params=saved, tolerance=0.0)

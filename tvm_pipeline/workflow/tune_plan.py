@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tvm_pipeline import planning
 from tvm_pipeline.backends.contract import Guide, TuningReport
-from tvm_pipeline.core.model import TOLERANCE, with_tolerance
+from tvm_pipeline.core.model import with_tolerance
 from tvm_pipeline.core.plan import Measured, Plan, cost_key
 from tvm_pipeline.core.problem import Objective, Problem, is_lexicographic
 from tvm_pipeline.cost.evaluate import evaluate
@@ -65,7 +65,7 @@ def tune_plan(
     platform: Path | None = None,
     devices: str = "",
     *,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     values: Values | None = None,
 ) -> PlanTuning:
     """Tune the kernels that bound the best plan of a model, until the plan does not become better.
@@ -74,7 +74,7 @@ def tune_plan(
         source: what `load` takes.
         devices: which devices of the platform are used, as `Platform.with_devices`.
         seconds: that the search may take for each target, without compiling and profiling.
-        tolerance: the error that faster algorithms may have; see `Model.tolerance`.
+        tolerance: the error that faster algorithms may have, see `Model.tolerance`; the model's own without it.
 
     Raises:
         OptionError: `seconds` is no time, or the objective counts bytes.
@@ -87,7 +87,8 @@ def tune_plan(
             option="objective",
             value=objective,
         )
-    model = with_tolerance(load(source, shapes, values), tolerance)
+    model = load(source, shapes, values)
+    model = model if tolerance is None else with_tolerance(model, tolerance)
     made = compile_source(source, shapes, platform, devices=devices, tolerance=tolerance, values=values)
     tuners = tuners_of(made.platform)
     before = Problem(made.compiled.graph, made.platform, measured_profile(made, None), objective)
