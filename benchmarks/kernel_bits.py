@@ -89,10 +89,11 @@ def compiled(folder: Path, model: Model, target: str, choices: Choices) -> Relay
     return RelayModel(model.name, [load_library(folder)], lambda _: None)
 
 
-def compile_into(folder: Path, model: Model, target: str, choices: Choices) -> None:
-    """Write the library of a model into a new folder."""
+def compile_into(folder: Path, model: Model, target: str, choices: Choices, tolerance: float = 0.0) -> None:
+    """Write the library of a model into a new folder; with a tolerance it is not measured, as for another machine."""
     folder.mkdir()
-    compile_module(model.name, *import_model(model), target, folder, choices=choices)
+    imported = import_model(model)
+    compile_module(model.name, *imported, target, folder, choices=choices, tolerance=tolerance, elsewhere=True)
 
 
 def other_choices(workloads: Iterable[Workload], target: str) -> dict[Workload, Choice]:

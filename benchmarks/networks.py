@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.networks import NETWORKS, as_model, relay_module
 from tvm_pipeline import frontends
-from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.model import TOLERANCE, Model
 from tvm_pipeline.tvm.relay.importer import import_model
 
 MODELS = (
@@ -64,7 +65,7 @@ def lively(model: Model) -> Model:
             gain = GAIN.get(model.name, 1.0) if len(array.shape) > 2 else 0.3  # a softmax near one class tells little
             values = draw.standard_normal(array.shape) * gain * np.sqrt(2 / np.prod(array.shape[1:]))
             params[key] = tvm.nd.array(values.astype("float32"))
-    return as_model(model.name, mod, params)
+    return replace(as_model(model.name, mod, params), tolerance=model.tolerance)
 
 
 def light(name: str, seed: int = 0) -> Model:
@@ -109,4 +110,4 @@ def mobilenet(seed: int = 0) -> Model:
         if len(array.shape) > 1:
             values = draw.standard_normal(array.shape) * np.sqrt(2 / np.prod(array.shape[1:]))
             params[key] = tvm.nd.array(values.astype("float32"))
-    return as_model("mobilenet", mod, params)
+    return replace(as_model("mobilenet", mod, params), tolerance=TOLERANCE)

@@ -15,9 +15,10 @@ In blocked layout, the multiplication is a matrix product for each of the (m + 2
 register tiles are those of `tiles.py`: vectors of `chunks` channel blocks for `columns` tiles of the image.
 
 Values differ from those of a direct convolution, since other numbers are rounded. `rounding_error` says by how much for
-the weights of a layer, and `winograd_rule` where the algorithm pays. Its costs are in products of vectors; they fit 240
-forms of 28 convolutions on one core of a Xeon, for AVX-512 and AVX2, with weights out of the caches. The rule's forms
-took 4 % longer than the fastest in the mean, and a third less time than direct convolutions.
+the weights of a layer, and `winograd_rule` where the algorithm pays. Its costs are in products of vectors; they fit
+300 forms of 33 convolutions on one core of a Xeon, for AVX-512 and AVX2, with weights out of the caches. What it takes
+was 1.75 times (AVX-512) and 1.97 times (AVX2) as fast as direct convolutions in the mean, 2 and 4 % slower than the
+fastest form, and never slower than the direct one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ WORTHWHILE = 1.05  # times as fast by the estimate
 SAMPLE_TILES, SAMPLE_CHANNELS = 8, 64  # of a layer's output, to estimate its error
 LEAST_COLUMNS = 14  # tiles of the image in a band: fewer wait for weights
 NEAR_BYTES = 1_000_000  # of weights that a near cache keeps from one band to the next
-MOST_BYTES = 4_000_000  # of transformed tiles in a band, before and after the multiplication
+MOST_BYTES = 16_000_000  # of transformed tiles in a band, before and after the multiplication: a far cache's
+LEAST_BANDS = 4  # which threads share, where there is more than one
 MOST_FORMS = 2  # of each m
 
 _SMALL, _LARGE = math.sqrt(0.5), math.sqrt(2)  # the points of F(4, 3) beside 0: their product is 1
@@ -149,8 +151,10 @@ def _cycles(
     points, across, down = (size + KERNEL - 1) ** 2, -(-width // size), -(-height // size)
     down += -down % rows  # bands are whole
     into, out_of = CYCLES_TO_TRANSFORM[size]
+    weight_bytes = 4 * points * input_channels * channels
+    passes = down // rows if weight_bytes > NEAR_BYTES else 1  # over the weights
     each = input_channels * channels / lanes * products + (input_channels * into + channels * out_of) / lanes
-    return points * (down * across * each + 4 * input_channels * channels * CYCLES_PER_BYTE)
+    return points * down * across * each + passes * weight_bytes * CYCLES_PER_BYTE
 
 
 def _band(down: int, across: int, point_bytes: int, input_channels: int, channels: int) -> int:
@@ -159,7 +163,8 @@ def _band(down: int, across: int, point_bytes: int, input_channels: int, channel
     if point_bytes * input_channels * channels <= NEAR_BYTES:
         return least
     most = min(down, max(least, MOST_BYTES // (point_bytes * across * (input_channels + channels))))
-    return -(-down // -(-down // most))  # bands alike
+    bands = -(-down // most)
+    return -(-down // (bands if bands == 1 else max(bands, LEAST_BANDS)))  # bands alike
 
 
 def input_transform(tile: Sequence[Any], size: int) -> list[Any]:

@@ -106,7 +106,8 @@ def wide(dtype: str) -> str:
     return "float64" if dtype == "float32" else dtype
 
 
-@pytest.mark.parametrize("name", ["branching", "splitting", "two_in_two_out", "shapes", "mobile"])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", ["mobile", "branching", "splitting", "two_in_two_out", "shapes"])
 def test_a_network_has_the_values_of_plain_tvm_in_float64(name: str) -> None:
     mod, params = relay_module(name)
     frame = random_frame(
@@ -149,6 +150,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_has_the_values_of_plain_tvm_in_float64(layer: str) -> None:
     weights = Weights()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -111,7 +112,8 @@ def next_tolerance(
     """
     _log.info(f"comparing {name} for {target} with float64")
     try:
-        error = error_of()
+        with ThreadPoolExecutor(1) as thread:  # TVM's pool of threads for a thread that runs kernels ends with it
+            error = thread.submit(error_of).result()
     except ModelError as refusal:
         _log.info(f"{name} for {target} is compiled again, by direct sums: {refusal}")
         return np.inf, 0.0

@@ -49,30 +49,36 @@ def test_tune_for_an_objective_says_how_the_plan_moved(cli, model):
 
 
 @pytest.mark.thorough
-def test_winograd_changes_only_what_is_compiled_with_the_option(cli, model, tmp_path):
+def test_direct_sums_have_records_of_their_own(cli, model, tmp_path):
     from tvm_pipeline_kernels.relay.tuning.tuning_records import records_file
 
-    warned = cli("profile", model, "--repeats", 2, "--winograd")
-    assert warned.code == 0, warned.err
-    assert "tuning has found none on this machine; run `tvm-pipeline tune` with --winograd first" in " ".join(
-        warned.err.split()
-    )
     try:
         _tune_by_hand(model, winograd=True)
-        tuned = cli("tune", model, "--winograd", "--seconds", 0, "--json").json["targets"]
+        tuned = cli("tune", model, "--seconds", 0, "--json").json["targets"]
         assert [(target["kernels"], target["tuned"]) for target in tuned] == [(3, 1)]
-        assert cli("tune", model, "--seconds", 0, "--json").json["targets"][0]["tuned"] == 0
-        compile_ = "compile", model, "-o", tmp_path / "net.tar", "--verify", 0, "--json"
-        assert cli(*compile_, "--winograd").json["tuned"] == [
-            {"target": host_target(), "tuned": 1, "kernels": 3, "winograd": 1}
-        ]
-        assert cli(*compile_).json["tuned"] == []
+        assert cli("tune", model, "--seconds", 0, "--tolerance", 0, "--json").json["targets"][0]["tuned"] == 0
+        compile_ = "compile", model, "-o", tmp_path / "net.tar", "--verify", 0
+        [made] = cli(*compile_, "--json").json["tuned"]
+        assert 0 < made.pop("error") <= 1e-5
+        assert made == {"target": host_target(), "tuned": 1, "kernels": 3, "winograd": 1}
+        assert "1 by Winograd's algorithm (error against float64: " in " ".join(cli(*compile_).out.split())
+        assert cli(*compile_, "--tolerance", 0, "--json").json["tuned"] == []
     finally:
         records_file(host_target()).unlink()
 
 
+@pytest.mark.parametrize("tolerance", [-1e-9, 0.02, "nan"])
+def test_a_tolerance_that_nobody_means_is_refused(cli, model, tmp_path, tolerance):
+    for command in (("compile", model, "-o", tmp_path / "net.tar"), ("profile", model), ("tune", model)):
+        refused = cli(*command, "--tolerance", tolerance)
+        assert refused.code == 2
+        assert f"--tolerance {float(tolerance):g}: give the error of an output over its largest value" in " ".join(
+            refused.err.split()
+        )
+
+
 def _tune_by_hand(model, winograd=False):
-    """Record other choices than the rule's, and faster than any that was measured."""
+    """Record other choices than the rule's, and faster than any that was measured, for models with a tolerance."""
     from tvm_pipeline.frontends import load
     from tvm_pipeline.tvm.relay.build import build_library
     from tvm_pipeline_kernels.relay.schedules.choices import possible_choices, winograd_choices
@@ -85,4 +91,4 @@ def _tune_by_hand(model, winograd=False):
         lanes = get_simd_32bit_lanes()
     for workload in set(build_library(load(model), host_target()).tuning.workloads.values()):
         for choice in winograd_choices(workload, lanes)[:1] if winograd else possible_choices(workload, lanes)[2:3]:
-            append_record(host_target(), Record(workload, choice, 1e-9, proven=True, winograd=winograd))
+            append_record(host_target(), Record(workload, choice, 1e-9, proven=True, winograd=True))

@@ -323,6 +323,15 @@ def test_the_static_rule_is_compiled_and_its_error_measured(caplog: pytest.LogCa
     assert (there.winograd, there.error) == (1, None)
 
 
+def test_arm_cores_have_it() -> None:
+    """As a board finds its target, for which TVM takes its schedules for x86."""
+    weights = Weights()
+    mod = as_module(weights.conv(relay.var("data", shape=(1, 32, 40, 40)), 32))
+    target = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
+    library = fast_build(mod, target, weights.params, tolerance=1e-5)
+    assert "winograd" in " ".join(library.function_metadata.keys())
+
+
 @x86
 def test_a_layer_that_would_lose_too_much_keeps_direct_sums() -> None:
     tight = replace(uneven(), tolerance=1e-8)
