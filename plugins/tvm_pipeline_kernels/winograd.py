@@ -198,6 +198,20 @@ def output_transform(products: Sequence[Any], size: int) -> list[Any]:
     ]
 
 
+def packed(weights: npt.NDArray[np.float32], size: int, lanes: int) -> npt.NDArray[np.float32]:
+    """Return transformed weights (points, blocks, input blocks, input channels of a block, channels of a block).
+
+    Args:
+        weights: (channels, input channels, 3, 3).
+        size: m.
+        lanes: channels of a block, of the input and of the output.
+    """
+    points = kernel_transform(weights, size)
+    _, outputs, inputs = points.shape
+    blocked = points.reshape(-1, outputs // lanes, lanes, inputs // lanes, lanes).transpose(0, 1, 3, 4, 2)
+    return np.ascontiguousarray(blocked)
+
+
 def kernel_transform(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
     """Return G g G^T of weights (channels, input channels, 3, 3) as (points, channels, input channels).
 

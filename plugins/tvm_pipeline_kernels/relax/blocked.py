@@ -24,6 +24,7 @@ from tvm import relax, topi
 from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
 from tvm_pipeline.tvm.relax.kernel_walkers import LAYOUT
 from tvm_pipeline.tvm.relax.numpy_table import constant
+from tvm_pipeline_kernels import winograd
 from tvm_pipeline_kernels.relax.schedules import (
     concatenate,
     conv2d,
@@ -190,7 +191,7 @@ class _Rewriting:
                 given = self._blocked(data, inner)
             form = self._winograd(weights, shape_of(call), options) if inner == block == self._lanes else None
             if form:
-                packed = conv2d_winograd.packed(weights, form.winograd, block)
+                packed = winograd.packed(weights, form.winograd, block)
                 options = {"padding": padding, "form": form}
                 return self._anchor(conv2d_winograd, given, packed, block, "conv2d", options)
             packed = conv2d.packed(weights, inner, block)

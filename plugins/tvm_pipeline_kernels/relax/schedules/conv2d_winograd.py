@@ -15,30 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tvm import s_tir, te, tirx
 
 from tvm_pipeline.tvm.relax.kernel_walkers import MACS
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
-from tvm_pipeline_kernels.winograd import KERNEL, Winograd, input_transform, kernel_transform, output_transform
+from tvm_pipeline_kernels.winograd import KERNEL, Winograd, input_transform, output_transform
 
 NAME = "conv2d_winograd"
 _STEPS = ("pad", "half_input", "tiles", "products", "half_output", "squares")
-
-
-def packed(weights: np.ndarray, size: int, lanes: int) -> np.ndarray:
-    """Return transformed weights (points, blocks, input blocks, input channels of a block, channels of a block).
-
-    Args:
-        weights: (channels, input channels, 3, 3).
-        size: m.
-        lanes: channels of a block, of the input and of the output.
-    """
-    points = kernel_transform(weights, size)
-    _, outputs, inputs = points.shape
-    blocked = points.reshape(-1, outputs // lanes, lanes, inputs // lanes, lanes).transpose(0, 1, 3, 4, 2)
-    return np.ascontiguousarray(blocked)
 
 
 def compute(data: te.Tensor, kernel: te.Tensor, padding: Sequence[int], form: Sequence[int]) -> te.Tensor:
@@ -46,7 +31,7 @@ def compute(data: te.Tensor, kernel: te.Tensor, padding: Sequence[int], form: Se
 
     Args:
         data: (n, input blocks, height, width, input channels of a block).
-        kernel: as `packed` has it.
+        kernel: as `winograd.packed` has it.
         padding: top, left, bottom, right.
         form: the numbers of a `Winograd`, of which Relax makes a tuple.
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import starmap
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
@@ -160,13 +160,16 @@ class _ChoiceContext(autotvm.task.DispatchContext):
     @contextmanager
     def active(self, choices: AnyChoices, tolerance: float = 0.0) -> Iterator[None]:
         """Have what this thread builds follow the choices, within the tolerance, until the block ends."""
-        self._of_thread.tolerance = tolerance
-        if not choices:
-            try:
+        before, self._of_thread.tolerance = self.tolerance, tolerance
+        try:
+            with self._asked(choices) if choices else nullcontext():
                 yield
-            finally:
-                self._of_thread.tolerance = 0.0
-            return
+        finally:
+            self._of_thread.tolerance = before
+
+    @contextmanager
+    def _asked(self, choices: AnyChoices) -> Iterator[None]:
+        """Have TOPI ask this object until the block ends."""
         with self._lock:
             self._builds += 1
             if self._builds == 1:
@@ -178,7 +181,6 @@ class _ChoiceContext(autotvm.task.DispatchContext):
             yield
         finally:
             self._of_thread.configs = self._of_thread.choices = {}
-            self._of_thread.tolerance = 0.0
             with self._lock:
                 self._builds -= 1
                 if self._builds == 0:

@@ -45,8 +45,8 @@ from tvm_pipeline_kernels.winograd import (
     Winograd,
     first_within,
     input_transform,
-    kernel_transform,
     output_transform,
+    packed,
 )
 
 WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
@@ -68,17 +68,15 @@ def alter(attrs: Any, inputs: Sequence[relay.Expr], types: Sequence[Any]) -> rel
     workload = (CONV2D, *tensors, *window, "NCHW", "NCHW", data[1])
     if kernel[1] != "float32" or not is_for_winograd(workload):
         return None
-    choice = active_choice(workload)
-    by_rule = winograd_by_rule(workload, tvm.target.x86.get_simd_32bit_lanes())
-    forms = by_rule if choice is None else [choice] if is_winograd(choice) else []
+    lanes, chosen = tvm.target.x86.get_simd_32bit_lanes(), active_choice(workload)
+    forms = winograd_by_rule(workload, lanes) if chosen is None else [chosen]
     # A library aligns with others only if the weights are transformed now.
-    weights = _constant(inputs[1]) if forms else None
-    if weights is None:
+    weights = _constant(inputs[1]) if any(map(is_winograd, forms)) else None
+    form = None if weights is None else first_within([Winograd(*one) for one in forms], weights, tolerance)
+    if weights is None or form is None:
         return None
-    form = first_within([Winograd(*one) for one in forms], weights, tolerance)
-    if form is None:
-        return None
-    return _operator(inputs[0], _transformed(weights, form.winograd), attrs, kernel[0][0], form)
+    transformed = relay.const(packed(weights, form.winograd, lanes))
+    return _operator(inputs[0], transformed, attrs, kernel[0][0], form)
 
 
 def _constant(weights: relay.Expr) -> npt.NDArray[np.float32] | None:
@@ -122,14 +120,6 @@ def _operator(data: relay.Expr, weights: relay.Expr, attrs: Any, channels: int, 
         out_layout=f"NCHW{lanes}c",
         out_dtype="float32",
     )
-
-
-def _transformed(weights: npt.NDArray[np.float32], size: int) -> relay.Expr:
-    """Return the weights as (points, blocks, input blocks, input channels of a block, channels of a block)."""
-    lanes, points = tvm.target.x86.get_simd_32bit_lanes(), kernel_transform(weights, size)
-    _, outputs, inputs = points.shape
-    blocked = points.reshape(-1, outputs // lanes, lanes, inputs // lanes, lanes).transpose(0, 1, 3, 4, 2)
-    return relay.const(np.ascontiguousarray(blocked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +166,7 @@ def compute(data: te.Tensor, weights: te.Tensor, padding: Sequence[int], choice:
 
     Args:
         data: (n, input blocks, height, width, channels of a block).
-        weights: as `_transformed` has them.
+        weights: as `winograd.packed` has them.
         padding: top, left, bottom, right.
     """
     m, edge = choice.winograd, choice.winograd + KERNEL - 1

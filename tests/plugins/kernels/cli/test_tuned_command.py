@@ -90,5 +90,5 @@ def _tune_by_hand(model, winograd=False):
     with tvm.target.Target(host_target()):
         lanes = get_simd_32bit_lanes()
     for workload in set(build_library(load(model), host_target()).tuning.workloads.values()):
-        for choice in winograd_choices(workload, lanes)[:1] if winograd else possible_choices(workload, lanes)[2:3]:
+        for choice in winograd_choices(workload, lanes)[-1:] if winograd else possible_choices(workload, lanes)[2:3]:
             append_record(host_target(), Record(workload, choice, 1e-9, proven=True, winograd=True))

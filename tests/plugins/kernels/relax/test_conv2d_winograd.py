@@ -57,7 +57,7 @@ def test_values_are_those_of_a_direct_convolution(
     found = compiled(
         conv2d_winograd,
         lambda x, kernel: conv2d_winograd.compute(x, kernel, padding, form),
-        [blocked(data, lanes), conv2d_winograd.packed(weights, form.winograd, lanes), bias, residual],
+        [blocked(data, lanes), winograd.packed(weights, form.winograd, lanes), bias, residual],
         epilogue,
         lanes,
         target,
