@@ -119,10 +119,12 @@ def test_ctrl_c_ends_the_child() -> None:
 def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
-    def compile_here(model: Model, target: str, folder: Path, host: str, choices: Choices) -> set[str]:
+    def compile_here(
+        model: Model, target: str, folder: Path, host: str, choices: Choices, *, elsewhere: bool
+    ) -> set[str]:
         started[-1] = 1
         mod, params = import_model(model)
-        build.compile_module(model.name, mod, params, target, folder, host, choices)
+        build.compile_module(model.name, mod, params, target, folder, host, choices, elsewhere=elsewhere)
         return build.element_types(mod)
 
     def build_library(model: Model, target: str) -> None:

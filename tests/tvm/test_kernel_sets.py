@@ -96,10 +96,10 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def _compile_here(model, target, folder, host, choices):  # type: ignore[no-untyped-def]
+def _compile_here(model, target, folder, host, choices, *, elsewhere):  # type: ignore[no-untyped-def]
     from tvm_pipeline.tvm.relay.build import compile_module, element_types
     from tvm_pipeline.tvm.relay.importer import import_model
 
     mod, params = import_model(model)
-    compile_module(model.name, mod, params, target, folder, host, choices)
+    compile_module(model.name, mod, params, target, folder, host, choices, elsewhere=elsewhere)
     return element_types(mod)
