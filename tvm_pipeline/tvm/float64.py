@@ -119,8 +119,9 @@ def next_tolerance(
         return np.inf, 0.0
     if error <= tolerance:
         return error, None
-    _log.info(
-        f"{name} for {target} is compiled again: it is {error:.1e} of its largest output off, more than {tolerance:g}"
+    _log.warning(
+        f"{name} for {target} is compiled again: it is {error:.1e} of its largest output off, more than the tolerance "
+        f"of {tolerance:g}"
     )
     return error, tolerance / 10 if allowed == tolerance else 0.0
 
