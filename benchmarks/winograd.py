@@ -9,8 +9,9 @@ layers    Each layer with the direct convolution, and with every form of Winogra
           with caches full of other data before it: the fastest of each. GFLOPS count the products of a direct
           convolution, so Winograd's may exceed the peak of the core. "apart" is the largest difference from a direct
           convolution in float64, over the largest output. The form that the static rule takes has a star.
-networks  Each network with `--tolerance 0` and with 1e-5, as `compile` makes it, in turns. "error" is that against
-          float64, over the largest output, of noise and of --frames pictures of a video.
+networks  Each network is compiled with `--tolerance 0` and with 1e-5, and both run in turns. "error" is the largest
+          difference of an output from the network in float64, over its largest value: for a frame of noise, and the
+          worst of --frames pictures of a video.
 
 The exit status is 1 where a layer is further off than LIMIT says, or a network by more than its tolerance and than
 direct sums are.

@@ -63,8 +63,10 @@ class Model:
         return hashlib.sha256(b"\0".join((described, self.params, self.content))).hexdigest()
 
 
-def with_tolerance(model: Model, tolerance: float) -> Model:
-    """Return the model with this tolerance; raise OptionError where it is no error that a user could mean."""
+def with_tolerance(model: Model, tolerance: float | None) -> Model:
+    """Return the model with this tolerance, or its own; raise OptionError where no user could mean such an error."""
+    if tolerance is None:
+        return model
     if not 0 <= tolerance <= MOST_TOLERANCE:
         raise OptionError(
             f"`tolerance` {tolerance:g}: give the error of an output over its largest value, from 0 (direct sums) to "

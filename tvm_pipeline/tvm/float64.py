@@ -93,14 +93,6 @@ def softmax(x: Array, axis: int) -> Array:
     return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
 
 
-def normalized(x: Array, gamma: Array, beta: Array, mean: Array, variance: Array, axis: int, epsilon: float) -> Array:
-    """Return a batch norm with these statistics, whose channels lie along `axis`."""
-    extents = [1] * x.ndim
-    extents[axis] = -1
-    gamma, beta, mean, variance = (each.reshape(extents) for each in (gamma, beta, mean, variance))
-    return np.asarray((x - mean) / np.sqrt(variance + epsilon) * gamma + beta)
-
-
 def next_tolerance(
     name: str, target: str, error_of: Callable[[], float], tolerance: float, allowed: float
 ) -> tuple[float, float | None]:

@@ -151,8 +151,7 @@ def compile_source(
         machine: the one that has the devices.
     """
     model = source if isinstance(source, Model) else load(source, shapes, values)
-    model = model if tolerance is None else with_tolerance(model, tolerance)
-    name = model.name if isinstance(source, Model) else str(source)
+    model, name = with_tolerance(model, tolerance), model.name if isinstance(source, Model) else str(source)
     for note in model.notes:
         _log.warning(f"{model.name}: {note}")
     with _naming(name, model):

@@ -87,8 +87,7 @@ def tune_plan(
             option="objective",
             value=objective,
         )
-    model = load(source, shapes, values)
-    model = model if tolerance is None else with_tolerance(model, tolerance)
+    model = with_tolerance(load(source, shapes, values), tolerance)
     made = compile_source(source, shapes, platform, devices=devices, tolerance=tolerance, values=values)
     tuners = tuners_of(made.platform)
     before = Problem(made.compiled.graph, made.platform, measured_profile(made, None), objective)

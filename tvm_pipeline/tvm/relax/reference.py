@@ -170,5 +170,4 @@ _LAYERS: dict[str, _Rule] = {
     "nn.leakyrelu": lambda call, x: np.where(x > 0, x, x * float(call.attrs.alpha)),
     "nn.silu": lambda call, x: x * sigmoid(x),
     "nn.softmax": lambda call, x: softmax(x, int(call.attrs.axis)),
-    "sigmoid": lambda call, x: sigmoid(x),
 }

@@ -250,7 +250,10 @@ def _built(
     instruments: Sequence[Any],
     tolerance: float,
 ) -> tuple[Any, str]:
-    """Return what `relay.build` gives, and the target it was made for: without schedules of its own if they fail."""
+    """Return what `relay.build` gives, and the target that it compiled for.
+
+    Where the schedules of one vendor's devices fail, that is the target without them (`plain_target`).
+    """
     wanted = tvm.target.Target(target, host) if host else target
     try:
         return fast_build(mod, wanted, params, choices, instruments, in_place=True, tolerance=tolerance), target

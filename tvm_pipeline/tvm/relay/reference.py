@@ -21,7 +21,6 @@ from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.float64 import (
     convolution,
-    normalized,
     sigmoid,
     softmax,
     transposed_convolution,
@@ -171,9 +170,11 @@ def _bias_add(attrs: Any, _type: Any, data: Array, bias: Array) -> Array:
 
 
 def _batch_norm(attrs: Any, _type: Any, data: Array, gamma: Array, beta: Array, mean: Array, variance: Array) -> Any:
-    gamma = gamma if attrs.scale else np.ones_like(gamma)
-    beta = beta if attrs.center else np.zeros_like(beta)
-    return [normalized(data, gamma, beta, mean, variance, int(attrs.axis), float(attrs.epsilon)), mean, variance]
+    extents = [1] * data.ndim
+    extents[int(attrs.axis)] = -1
+    scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
+    made = (data - mean.reshape(extents)) * scale.reshape(extents)
+    return [made + beta.reshape(extents) if attrs.center else made, mean, variance]
 
 
 _LAYERS: dict[str, _Rule] = {

@@ -115,7 +115,7 @@ def winograd_choices(workload: Workload, lanes: int) -> list[Choice]:
 
 
 def winograd_by_rule(workload: Workload, lanes: int) -> list[Choice]:
-    """Return those of them that the static rule prefers to a direct convolution, the fastest first."""
+    """Return the choices by Winograd's algorithm that the static rule prefers to direct sums, the fastest first."""
     sizes = _sizes(workload, lanes)
     return [tuple(form) for form in winograd_rule(*sizes)] if sizes else []
 
