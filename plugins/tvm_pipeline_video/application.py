@@ -96,7 +96,7 @@ def host_graph(model: OperatorGraph, width: int, height: int, *, draws: bool, wr
     if writes:
         read = (picture if draws else found).name
         operators.append(Operator(WRITE, "encode and write", (read,), (done,), ordered=True))
-    return OperatorGraph(model.name, (), tuple(operators), (operators[-1].outputs[0].name,))
+    return OperatorGraph(model.name, (), tuple(operators), (operators[-1].outputs[0].name,), model.batch)
 
 
 @contextmanager

@@ -88,6 +88,10 @@ def profile_host(
     if rehearsal.recorded_read_s:
         for samples in pooled.values():
             samples[READ] = [seconds + rehearsal.recorded_read_s for seconds in samples[READ]]
+    batch = rehearsal.graph.batch  # a profile has the seconds of calls
+    for samples in pooled.values():
+        samples |= {name: [batch * seconds for seconds in found] for name, found in samples.items()}
+    lock_s = {name: batch * seconds for name, seconds in lock_s.items()}
     return _with_host(profile, rehearsal.graph, platform, pooled, lock_s)
 
 

@@ -197,7 +197,7 @@ class Rehearsal:
                 for _ in pipeline.map(Tagged({}, Payload[Frame]()) for _ in range(count)):
                     pass
                 # A core that waited between two frames is slower than one that is kept busy, so these are its times.
-                times_s = own_times_s(pipeline.records(), plan.frames_inside)
+                times_s = own_times_s(pipeline.records(), plan.calls_inside)
                 latency_s = pipeline.statistics().latency_p50_s or full.latency_s
                 return replace(full, latency_s=latency_s, times_s=times_s if all(times_s) else full.times_s)
 

@@ -109,9 +109,9 @@ def test_what_is_computed_once_is_no_part_of_the_graph(net: OperatorGraph) -> No
     content = msgspec.json.encode(net)
     assert (net.edges, net.tensors, net.fingerprint) == (net.edges, net.tensors, net.fingerprint)
     assert net.edges is net.edges
-    assert hash(net) == hash((net.name, net.inputs, net.operators, net.outputs))
+    assert hash(net) == hash((net.name, net.inputs, net.operators, net.outputs, net.batch))
     assert msgspec.json.encode(net) == content
-    assert set(json.loads(content)) == {"name", "inputs", "operators", "outputs"}
+    assert set(json.loads(content)) == {"name", "inputs", "operators", "outputs", "batch"}
     for other in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net), replace(net)):
         assert other == net
         assert hash(other) == hash(net)

@@ -14,7 +14,7 @@ from tests.support.graphs import Traits, random_order, random_problem, randoms
 from tests.support.simulation import push_frames
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Stage, frames_inside
+from tvm_pipeline.core.plan import Stage, calls_inside
 from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
 from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
@@ -173,7 +173,7 @@ def test_simulated_runs_are_as_fast_as_predicted(rng: random.Random) -> None:
     run = simulate(problem, stages, 800)
     done = sorted(passage.done_s for passage in run.passages)
     assert 400 / (done[600] - done[200]) == pytest.approx(predicted.throughput_fps, rel=0.02)
-    naive = push_frames(problem, stages, 800, inside=frames_inside(stages, predicted))
+    naive = push_frames(problem, stages, 800, inside=calls_inside(stages, predicted))
     assert naive.steady_fps == pytest.approx(predicted.throughput_fps, rel=0.02)
 
 

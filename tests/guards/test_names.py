@@ -37,7 +37,8 @@ DOCUMENTED = {
 # Endings of numeric fields of the vocabulary, and words that have no unit.
 UNITS = ("_s", "_bytes", "_j", "_w", "_fps", "_bytes_per_s", "_s_per_byte")
 UNITLESS = {
-    *("stage", "stages", "most_stages", "frame", "frames", "bottleneck", "dropped", "in_flight", "cores", "shape"),
+    *("stage", "stages", "most_stages", "frame", "frames", "bottleneck", "dropped", "in_flight", "batch", "cores"),
+    "shape",
     *(
         "macs",
         "lost_macs",

@@ -47,7 +47,7 @@ class Numbers:
             Operator("host/prepare", "prepare", (frame.name,), model.inputs, ordered=True),
         )
         after = (Operator("host/write", "write", model.outputs, (done,), ordered=True),)
-        graph = OperatorGraph(model.name, (), (*before, *model.operators, *after), (done.name,))
+        graph = OperatorGraph(model.name, (), (*before, *model.operators, *after), (done.name,), model.batch)
         functions = {"host/read": self._read, "host/prepare": self._prepare, "host/write": self._write}
         return HostWork(graph, functions)
 

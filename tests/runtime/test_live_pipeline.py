@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.fake_backend import FakeModel, chain_model, fake_platform, number, numbers, raise_at
 from tvm_pipeline import Plan, Problem
-from tvm_pipeline.core.plan import Prediction, Stage, describe, frames_inside
+from tvm_pipeline.core.plan import Prediction, Stage, calls_inside, describe
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
@@ -251,9 +251,9 @@ def test_a_plan_made_on_the_way_holds_the_given_share_of_its_frames(frames):
         check(pipeline.map(numbers(40)), 40)
         found = pipeline.plan
         assert "d0" not in found.devices
-        default = frames_inside(found.stages, found.predicted)
+        default = calls_inside(found.stages, found.predicted)
         assert found.frames_inside == default * (frames or 4) / 4
-        assert frames_inside(given.stages, given.predicted) == 4
+        assert calls_inside(given.stages, given.predicted) == 4
 
 
 def test_before_the_start_no_plan_is_exchanged():

@@ -32,7 +32,7 @@ from tests.support.fake_backend import (
 )
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Prediction, frames_inside
+from tvm_pipeline.core.plan import Plan, Prediction, calls_inside
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
@@ -361,4 +361,4 @@ def test_fast_replicas_need_not_wait_for_a_slow_one():
 def test_how_many_frames_are_inside_by_default(prediction: Prediction, frames: int):
     model = chain_model(2)
     plan = make_plan(model.graph, (["d0"], ["op0"]), (["d1"], ["op1"]))
-    assert frames_inside(plan.stages, prediction) == frames
+    assert calls_inside(plan.stages, prediction) == frames

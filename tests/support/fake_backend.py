@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tvm_pipeline.backends.batched import BatchedModel
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
@@ -33,6 +34,7 @@ __all__ = [
     "raise_at",
     "random_model",
     "values",
+    "with_calls_of",
 ]
 
 
@@ -124,3 +126,24 @@ def values(results: Sequence[Result]) -> list[int]:
     """Return the outputs `y` of a chain model, after a check that every frame came once and in order."""
     assert [result.frame for result in results] == list(range(len(results)))
     return [int(result.outputs["y"][0]) for result in results]
+
+
+def with_calls_of(batch: int, model: FakeModel) -> BatchedModel:
+    """Return a fake model whose calls compute so many frames, each as `model` does."""
+    graph = model.graph
+    wide = OperatorGraph(
+        graph.name,
+        tuple(tensor.times(batch) for tensor in graph.inputs),
+        tuple(replace(o, outputs=tuple(t.times(batch) for t in o.outputs)) for o in graph.operators),
+        graph.outputs,
+    )
+
+    def of_each(function: Function) -> Function:
+        def run(*arrays: Array) -> list[Array]:
+            frames = zip(*(np.split(array, batch) for array in arrays), strict=True)
+            return [np.concatenate(parts) for parts in zip(*(function(*frame) for frame in frames), strict=True)]
+
+        return run
+
+    functions = {name: of_each(function) for name, function in model.functions.items()}
+    return BatchedModel(FakeModel(wide, functions, layouts=model.layouts, hooks=model.hooks), batch)

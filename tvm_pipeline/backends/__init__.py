@@ -8,6 +8,7 @@ cores.py             the name of the processor, and the check of a device's CPU 
 registry.py          installed backends, the devices they find, and which of them compiles for a platform
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 carried.py           a compiled model whose state goes from frame to frame
+batched.py           a compiled model whose calls compute several frames
 stage_process.py     a stage in a process of its own
 trial.py             a child that loads an engine first
 engine_targets.py    targets of engines

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tvm_pipeline.backends.archive import Archive, open_archive
+from tvm_pipeline.backends.batched import with_batch
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import CompiledModel, MemoryRewriting
 from tvm_pipeline.backends.registry import platform_backend, settle_platform, versions_of
@@ -42,7 +43,7 @@ from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import BundleError, OptionError, PipelineError, PlatformError
+from tvm_pipeline.errors import BundleError, GraphError, OptionError, PipelineError, PlatformError
 from tvm_pipeline.files import replacing, sum_of, temporary_folder
 from tvm_pipeline.version import __version__
 
@@ -245,8 +246,8 @@ def _opened(path: Path, root: Path) -> Bundle:
         except BundleError as error:  # which names the folder that the bundle is unpacked into
             raise BundleError(str(error).replace(f"{root}/", "")) from error
     try:
-        compiled = with_carry(loaded, carry_of(graph))
-    except OptionError as error:
+        compiled = with_batch(with_carry(loaded, carry_of(graph)), graph.batch)
+    except (GraphError, OptionError) as error:
         raise BundleError(f"graph.json: {error}; {_AGAIN}") from error
     return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata, rewriting)
 

@@ -101,7 +101,7 @@ def command(
             chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
-        inside = chosen.frames_inside if in_flight is None else in_flight
+        inside = chosen.calls_inside if in_flight is None else in_flight
         found = run(
             problem,
             chosen.stages,
@@ -124,7 +124,12 @@ def command(
     predicted = chosen.predicted
     if pace_fps is not None and predicted.throughput_fps is not None:
         predicted = replace(at_pace(problem, predicted, pace_fps), throughput_fps=predicted.throughput_fps)
-    show(_simulated(statistics_table(predicted, found.statistics, energy, inside, paced=pace_fps is not None)), json)
+    show(
+        _simulated(
+            statistics_table(predicted, found.statistics, energy, chosen.batch * inside, paced=pace_fps is not None)
+        ),
+        json,
+    )
     show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import msgspec
@@ -38,6 +38,10 @@ class Tensor:
     @property
     def bytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def times(self, batch: int) -> Tensor:
+        """Return the tensor of a call of so many frames; a single number is the same for all of them."""
+        return replace(self, shape=(batch * self.shape[0], *self.shape[1:])) if batch > 1 and self.shape else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,10 @@ class _ComputedOnce:
 class OperatorGraph(_ComputedOnce):
     """Operators in a topological order, with the model's inputs and outputs.
 
+    Attributes:
+        batch: how many frames a call computes. The graph is that of one frame; the tensors of a call have the frames in
+            their first axis.
+
     Raises GraphError when a name is not unique or cannot stand on a line of a plan, a tensor is read before it
     is written (a cycle, or a wrong order), or a figure is impossible.
 
@@ -117,6 +125,7 @@ class OperatorGraph(_ComputedOnce):
     inputs: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
     outputs: tuple[str, ...]
+    batch: int = 1
 
     def __post_init__(self) -> None:
         if len(self.operators) > MOST_OPERATORS:
@@ -156,6 +165,14 @@ class OperatorGraph(_ComputedOnce):
         for output in self.outputs:
             if output not in known:
                 raise GraphError(f"graph {self.name}: nothing writes the output {output}")
+        if self.batch != 1:
+            self._check_batch()
+
+    def _check_batch(self) -> None:
+        if self.batch < 1:
+            raise GraphError(f"graph {self.name}: a call computes {self.batch} frames; give `batch` 1 or more")
+        if carrying := next((operator.name for operator in self.operators if operator.carried), None):
+            raise GraphError(f"graph {self.name}: operator {carrying} hands a state on, so a call computes one frame")
 
     def _check_tensor(self, tensor: Tensor) -> None:
         if fault := tensor_fault(tensor.shape, tensor.dtype):
@@ -169,7 +186,7 @@ class OperatorGraph(_ComputedOnce):
         try:
             return self._hash
         except AttributeError:
-            value = hash((self.name, self.inputs, self.operators, self.outputs))
+            value = hash((self.name, self.inputs, self.operators, self.outputs, self.batch))
             object.__setattr__(self, "_hash", value)
             return value
 

@@ -117,6 +117,8 @@ class Plan:
             part of a lexicographic objective. None where nothing is proven.
         power_mode: the power mode of the platform that its figures are of; empty where none is set for it.
         in_flight: the least number of frames inside that was measured to keep the rate; None if that was not measured.
+            With a batch, the number of calls inside.
+        batch: how many frames a call of each stage computes, see `OperatorGraph`.
 
     Examples:
         >>> text = "plan net by hand\\nobjective latency\\nstatus optimal\\nbound 0.04\\npredicted latency_s 0.05"
@@ -136,6 +138,7 @@ class Plan:
     bound: tuple[float, ...] | None = None
     power_mode: str = ""
     in_flight: int | None = None
+    batch: int = 1
 
     @property
     def value(self) -> tuple[float, ...] | None:
@@ -153,9 +156,14 @@ class Plan:
         return 0.0
 
     @property
+    def calls_inside(self) -> int:
+        """How many calls a full pipeline holds."""
+        return self.in_flight or calls_inside(self.stages, self.predicted, self.batch)
+
+    @property
     def frames_inside(self) -> int:
         """How many frames a full pipeline holds."""
-        return self.in_flight or frames_inside(self.stages, self.predicted)
+        return self.batch * self.calls_inside
 
     @property
     def loaded_latency_s(self) -> float | None:
@@ -176,6 +184,7 @@ class Plan:
             f"status {self.status}",
             *([f"power_mode {self.power_mode}"] if self.power_mode else []),
             *([f"in_flight {self.in_flight}"] if self.in_flight else []),
+            *([f"batch {self.batch}"] if self.batch > 1 else []),
             *([] if self.bound is None else [f"bound {' '.join(map(str, self.bound))}"]),
             f"predicted {predicted}",
         ]
@@ -223,6 +232,7 @@ class Plan:
             bound,
             heads.get("power_mode", ""),
             heads.get("in_flight"),
+            heads.get("batch", 1),
         )
 
 
@@ -238,7 +248,7 @@ def _head(line: str, words: list[str]) -> Any:
             return status
         case ["power_mode", mode]:
             return mode
-        case ["in_flight", count] if int(count) > 0:
+        case ["in_flight" | "batch", count] if int(count) > 0:
             return int(count)
         case ["bound", *figures] if figures:
             return tuple(map(_number, figures))
@@ -265,14 +275,14 @@ def check_one_model(plan: Plan, graph: str) -> None:
 MAX_FRAMES_PER_WORKER = 16
 
 
-def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
-    """Return how many frames a pipeline holds by default: one in each worker and one that waits for it.
+def calls_inside(stages: Sequence[Stage], predicted: Prediction, batch: int = 1) -> int:
+    """Return how many calls, mostly of one frame, a pipeline holds by default: one in each worker and one that waits.
 
     Uneven replicas need more, because a frame that a fast replica finished waits for those before it, which a slow one
     may have. By Little's law throughput times latency is the number of frames inside; one more waits for each worker.
     """
     workers = sum(len(stage.devices) for stage in stages)
-    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
+    fps, latency_s = (predicted.throughput_fps or 0.0) / batch, predicted.latency_s or 0.0
     return max(2 * workers, math.ceil(min(MAX_FRAMES_PER_WORKER * workers, fps * latency_s)) + workers)
 
 

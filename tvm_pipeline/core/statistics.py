@@ -143,7 +143,8 @@ class RunRecord:
         before_drain = times[times[:, 1] <= last_entry_s]
         entered, done = (before_drain if len(before_drain) >= 2 else times).T
         span = float(done.max() - done.min())
-        fps = (len(done) - 1) / span if span > 0 else None
+        # Frames of one call come out together: those of the first call began the span.
+        fps = float((done > done.min()).sum()) / span if span > 0 else None
         p50, p90, p99, longest = (float(q) for q in np.quantile(done - entered, [0.5, 0.9, 0.99, 1.0]))
         return RunStatistics(self.frames, fps, p50, p90, p99, longest, stages)
 

@@ -4,6 +4,7 @@ device_costs.py    the one source of costs: what a stage costs on a device
 modelled_stage.py  the seconds of stages by the model of a device alone
 stage_table.py     the formula of a stage's cost for the searches, and the figures of devices as arrays
 evaluate.py        the one judge: the figures of a plan, from the graph, the platform and the profile alone
+batches.py         calls that compute several frames: searched as calls, told as frames
 stage_costs.py     the seconds of stages on their devices
 shares.py          how replicas share the frames of a stage
 whole_stages.py    measured stages against their operators, for bounds

@@ -11,6 +11,7 @@ The plans of every scheduler are judged here; no scheduler's own figure is trust
 - A replica that serves other stages alone does these first, and takes as many frames of the replicated stage as its
   time allows (`shares.py`). It replicates one stage at most. A stage with an ordered operator has no replicas.
 - The lock of the Python interpreter is a bus, too: for each frame operators hold it for `lock_s`, one at a time.
+- A call of a graph with a batch computes several frames together: they have its latency, and share its energy.
 - Links and devices that share a bus take turns on it, so the seconds that a frame needs of a bus bound the throughput,
   too. It is only a bound, because turns may fall badly: modelled Edge TPUs on one hub were up to 22 % slower when the
   turns were simulated (`simulate.py`).
@@ -41,6 +42,7 @@ from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem, may_exceed
+from tvm_pipeline.cost.batches import figures_of_frames, of_calls
 from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, idle_w, lock_s
 from tvm_pipeline.cost.shares import shared_frames
 from tvm_pipeline.cost.stage_costs import Part, StageCost, parts_of, seconds_alone, stage_costs
@@ -51,7 +53,7 @@ from tvm_pipeline.memory import stage_memory
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The prediction, and what it is made of.
+    """The prediction, which is of frames, and what it is made of, which is of calls (`OperatorGraph.batch`).
 
     Attributes:
         bottleneck: index of the slowest stage.
@@ -88,6 +90,9 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
             ...
         tvm_pipeline.errors.PlanError: operator increment is in no stage (1 missing in all)
     """
+    if (batch := problem.graph.batch) > 1:
+        found = evaluate(of_calls(problem), stages)
+        return replace(found, predicted=figures_of_frames(found.predicted, batch))
     boundaries = check_stages(problem.graph, problem.platform, stages)
     if problem.children_together:
         _check_children(problem.graph, stages)
@@ -203,7 +208,7 @@ def idle_share(problem: Problem, predicted: Prediction) -> float:
 
 def judged(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with its prediction recomputed."""
-    return replace(plan, predicted=evaluate(problem, plan.stages).predicted)
+    return replace(plan, predicted=evaluate(problem, plan.stages).predicted, batch=problem.graph.batch)
 
 
 def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, ...]) -> list[list[Tensor]]:

@@ -47,5 +47,7 @@ def frame_time(
         parts[TRANSFER] += cost.transfer_s * cost.share
     rate = throughput_fps or evaluation.predicted.throughput_fps or 0.0
     for parts in found.values():
+        for part in parts:
+            parts[part] /= problem.graph.batch
         parts[IDLE] = max(0.0, (1 / rate if rate else 0.0) - sum(parts.values()))
     return {device: dict(parts) for device, parts in found.items()}

@@ -9,6 +9,9 @@ the rules of the running pipeline (`runtime/pipeline.py`):
 
 - A frame takes one of `in_flight` slots when it enters and gives it back when it leaves, in order; queues between
   stages have no other limit. A frame that finds no slot waits outside, or is dropped where the source is live.
+- A call of a graph with a batch takes the frames that have come when its first stage begins, as many as the batch at
+  most. Where that stage reads the frames itself, it waits for all of them. What follows is said of calls where there
+  is a batch.
 - A stage takes frames in the order in which they left the stage before, and one with an ordered operator in the order
   in which they entered. A device does one thing at a time; where it serves several stages the earlier frame goes first.
   But a replica that serves other stages alone does these first, because no other device can. Of idle replicas, the one
@@ -38,9 +41,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, pairwise, repeat
 
-from tvm_pipeline.core.plan import Stage, frames_inside
+from tvm_pipeline.core.plan import Stage, calls_inside
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import Bar, RunRecord, RunStatistics, StageRecord
+from tvm_pipeline.cost.batches import of_calls
 from tvm_pipeline.cost.device_costs import INTERPRETER, busy_factor, cost_of, lock_s
 from tvm_pipeline.cost.evaluate import check_stages, evaluate
 from tvm_pipeline.cost.stage_costs import StageCost
@@ -191,13 +195,15 @@ class _Work:
     """The steps of each device for a frame in each stage, on idle devices, with the seconds that `evaluate` counts."""
 
     def __init__(self, problem: Problem, stages: tuple[Stage, ...]) -> None:
+        self.batch, self.reads = problem.graph.batch, problem.graph.operators[0].is_host
+        problem = of_calls(problem)
         evaluation = evaluate(problem, stages)
         costs = evaluation.costs
         if not costs:
             raise ProfileError(
                 "nothing says how fast the devices of this plan are; give a profile, or a platform with [device.model]"
             )
-        self.costs, self.stages, self.frames_inside = costs, stages, frames_inside(stages, evaluation.predicted)
+        self.costs, self.stages, self.calls_inside = costs, stages, calls_inside(stages, evaluation.predicted)
         ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
         self.in_order = {index for index, stage in enumerate(stages) if not ordered.isdisjoint(stage.operators)}
         self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
@@ -249,7 +255,7 @@ class _Run:
     def __init__(self, work: _Work, in_flight: int | None, *, drop: bool, noise: Noise) -> None:
         self.work, self.drop, self.noise = work, drop, noise
         self.records = {(i, d): StageRecord(i, d) for i, stage in enumerate(work.stages) for d in stage.devices}
-        self.slots = in_flight or work.frames_inside
+        self.slots = in_flight or work.calls_inside
         self.serves = {d: [i for i, stage in enumerate(work.stages) if d in stage.devices] for d in work.devices}
         self.now = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -259,10 +265,14 @@ class _Run:
         self.queues: list[deque[tuple[int, str | None]]] = [deque() for _ in work.stages]
         self.begun = [0] * len(work.stages)  # how many frames each stage took
         self.inside: deque[int] = deque()  # in order
+        # By its first frame, the frames of each call that is inside; frames join the one that has not begun.
+        self.members: dict[int, list[int]] = {}
+        self.joinable: list[int] = []
         self.idle_since = dict.fromkeys(work.devices, 0.0)  # the longest idle first
         self.bus_waiters: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
         self.busy_buses: set[str] = set()
         self.arrived: Sequence[float] = ()
+        self.coming = 0  # frames that have not arrived
         self.entered: dict[int, float] = {}
         self.order: list[int] = []  # the frames that entered
         self.done: dict[int, float] = {}
@@ -271,7 +281,7 @@ class _Run:
         self.dropped: list[int] = []
 
     def through(self, arrived: Sequence[float]) -> Simulation:
-        self.arrived = arrived
+        self.arrived, self.coming = arrived, len(arrived)
         for frame, at_s in enumerate(arrived):
             self.at(at_s, self.arrive(frame))
         while self.agenda:
@@ -283,7 +293,7 @@ class _Run:
         for passage in self.passages:
             record.add(passage.entered_s, passage.done_s)
         stages = tuple(stage.summary(self.slots) for stage in self.records.values())
-        statistics = record.summary(self.slots, max(self.entered.values(), default=0.0), stages)
+        statistics = record.summary(self.slots * self.work.batch, max(self.entered.values(), default=0.0), stages)
         self.events.sort(key=lambda bar: (bar.start_s, bar.frame, bar.stage))
         return Simulation(statistics, tuple(self.events), tuple(self.passages), tuple(self.dropped))
 
@@ -292,7 +302,8 @@ class _Run:
 
     def arrive(self, frame: int) -> Callable[[], None]:
         def action() -> None:
-            if self.drop and len(self.inside) == self.slots:
+            self.coming -= 1
+            if self.drop and len(self.inside) == self.slots and not 0 < len(self.joinable) < self.work.batch:
                 self.dropped.append(frame)
             else:
                 self.door.append(frame)
@@ -301,9 +312,16 @@ class _Run:
         return action
 
     def admit(self) -> None:
-        while self.door and len(self.inside) < self.slots:
+        while self.door:
+            joins = 0 < len(self.joinable) < self.work.batch
+            if not joins and len(self.inside) == self.slots:
+                return
             frame = self.door.popleft()
             self.entered[frame] = self.now
+            if joins:
+                self.joinable.append(frame)
+                continue
+            self.joinable = self.members[frame] = [frame]
             self.order.append(frame)
             self.inside.append(frame)
             self.queues[0].append((frame, None))
@@ -320,11 +338,15 @@ class _Run:
                 _, frame, source, stage = min(heads, key=lambda head: (head[0], head[1]))
                 self.queues[stage].remove((frame, source))
                 self.begun[stage] += 1
+                if self.members[frame] is self.joinable:
+                    self.joinable = []
                 self.serve(stage, device, frame, source)
 
     def head(self, stage: int) -> list[tuple[int, str | None]]:
         """Return the frame that a stage takes next, where it is there, and the device that has it."""
         waiting = self.queues[stage]
+        if not stage and self.work.reads and 0 < len(self.joinable) < self.work.batch and self.coming:
+            waiting = deque(head for head in waiting if self.members[head[0]] is not self.joinable)
         if stage in self.work.in_order and waiting:
             due = self.order[self.begun[stage]]
             return [head for head in waiting if head[0] == due]
@@ -379,8 +401,9 @@ class _Run:
             return
         self.done[bar.frame] = self.now
         while self.inside and self.inside[0] in self.done:
-            frame = self.inside.popleft()
-            self.passages.append(
-                FrameTimes(frame, self.arrived[frame], self.entered[frame], self.done[frame], left_s=self.now)
-            )
+            call = self.inside.popleft()
+            self.passages += [
+                FrameTimes(frame, self.arrived[frame], self.entered[frame], self.done[call], left_s=self.now)
+                for frame in self.members.pop(call)
+            ]
         self.admit()

@@ -63,17 +63,17 @@ def simulated_latencies(
     problem: Problem, plan: Plan, times_s: Times, rate_fps: float | None, frames: int = FRAMES
 ) -> list[float]:
     """Return the seconds of each of so many frames, without those that fill the pipeline."""
-    inside = plan.frames_inside
+    filling = plan.frames_inside
     run = simulate(
         replace(problem, min_throughput_fps=None, max_latency_s=None),  # a measured plan may keep what none should
         plan.stages,
-        frames + inside,
+        frames + filling,
         SATURATED if rate_fps is None else fixed_rate(rate_fps),
-        in_flight=inside,
+        in_flight=plan.calls_inside,
         jitter=spread(problem, plan),
         times_s=times_s,
     )
-    return [p.done_s - (p.entered_s if rate_fps is None else p.arrived_s) for p in run.passages[inside:]]
+    return [p.done_s - (p.entered_s if rate_fps is None else p.arrived_s) for p in run.passages[filling:]]
 
 
 def spread(problem: Problem, plan: Plan) -> float:
@@ -149,8 +149,8 @@ def in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> De
         return plan.stages not in rates, plan.predicted.energy_j or 0.0 if by_joules else -capacity_fps(plan)
 
     def held(plan: Plan) -> Plan:
-        allowed = max(1, math.floor(deadline.seconds * capacity_fps(plan)))
-        return replace(plan, in_flight=allowed) if allowed < plan.frames_inside else plan
+        allowed = max(1, math.floor(deadline.seconds * capacity_fps(plan) / plan.batch))
+        return replace(plan, in_flight=allowed) if allowed < plan.calls_inside else plan
 
     def latencies_s(plan: Plan, rate_fps: float, frames: int) -> list[float]:
         return simulated_latencies(problem, plan, decision.times_s(plan), rate_fps, frames)

@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.problem import OBJECTIVES, Problem, counts_edges
+from tvm_pipeline.cost.batches import of_calls, of_frames
 from tvm_pipeline.cost.device_costs import idle_w, require_caches, require_energy
 from tvm_pipeline.cost.evaluate import idle_share, judged
 from tvm_pipeline.errors import (
@@ -72,6 +73,13 @@ def plan(problem: Problem, scheduler: str = BEST, *, measure: SegmentTimer | Non
         >>> plan(example_problem(), "single").plan.devices  # by another scheduler
         ('d0',)
     """
+    if (batch := problem.graph.batch) > 1:
+        try:
+            found = plan(of_calls(problem), scheduler, measure=measure)
+        except NoPlanError as error:
+            raise type(error)(f"{error}; the figures are of calls, which compute {batch} frames each") from error
+        candidates = tuple(of_frames(candidate, batch) for candidate in found.candidates)
+        return replace(found, plan=of_frames(found.plan, batch), candidates=candidates)
     _check(problem, scheduler)
     if scheduler != BEST and (cut := SCHEDULERS[scheduler].cut):
         decision = measured_plan(problem, scheduler, SCHEDULERS[scheduler].run, cut, measure)
@@ -106,7 +114,7 @@ def _settled(problem: Problem, decision: Decision) -> Decision:
         if most_s is None or not plan.predicted.throughput_fps:
             return replace(plan, power_mode=mode)
         allowed = max(1, math.floor(most_s * plan.predicted.throughput_fps * (1 + 1e-9)))
-        return replace(plan, power_mode=mode, in_flight=min(plan.frames_inside, allowed))
+        return replace(plan, power_mode=mode, in_flight=min(plan.calls_inside, allowed))
 
     return replace(decision, plan=settled(decision.plan), candidates=tuple(map(settled, decision.candidates)))
 

@@ -97,7 +97,8 @@ def candidates_table(decision: Decision) -> TextTable:
         best = found.get(decision.plan.stages)  # none for a plan that a run changed to
         lead = margin(best, measured) if best and measured else margin(decision.plan, plan)
         rows.append((*row, "chosen" if chosen else percent(lead, signed=True)))
-    title = f"Candidates for best {decision.plan.objective}"
+    batch = f", {decision.plan.batch} frames a call" if decision.plan.batch > 1 else ""
+    title = f"Candidates for best {decision.plan.objective}{batch}"
     return TextTable(title, tuple(columns), tuple(rows), frozenset(marked), best_possible(decision))
 
 

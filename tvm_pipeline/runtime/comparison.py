@@ -88,11 +88,12 @@ def turn(pipeline: Pipeline, frame: Callable[[], Tagged], seconds: float) -> Tur
         alone.append(pipeline.result().latency_s)
     pipeline.reset_statistics()
     entered_s: list[float] = []
-    entering = _for_seconds(_noting(frame, entered_s), seconds, TURN_FRAMES, MOST_TIMES_LONGER * seconds)
+    least = TURN_FRAMES * pipeline.plan.batch
+    entering = _for_seconds(_noting(frame, entered_s), seconds, least, MOST_TIMES_LONGER * seconds)
     done_s = [time.perf_counter() for _ in pipeline.map(entering)]
     full = [done for done in done_s if done <= entered_s[-1]]  # then it runs empty
     full = full if len(full) > 1 else done_s
-    times_s = own_times_s(pipeline.records(), pipeline.plan.frames_inside)
+    times_s = own_times_s(pipeline.records(), pipeline.plan.calls_inside)
     return Turn(pipeline.statistics(), median(alone), (full[0], full[-1]), len(full) - 1, times_s=times_s)
 
 

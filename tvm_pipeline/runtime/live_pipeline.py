@@ -482,7 +482,7 @@ class PipelineMaker:
 
     def make(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
         """Return a pipeline that is not started, for `least_slots` frames inside at least."""
-        slots = plan.frames_inside if self.in_flight is None else self.in_flight
+        slots = plan.calls_inside if self.in_flight is None else self.in_flight
         return Pipeline(
             self.compiled,
             plan,

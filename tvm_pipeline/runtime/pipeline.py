@@ -8,6 +8,9 @@
 block when the pipeline is full or empty, with a time limit if one is given. Any thread may submit; one thread takes the
 results. Read `slots.py` first: it says where the data of a frame is.
 
+With a batch (`OperatorGraph.batch`) a slot carries a call: frames join it until its first stage begins, so under load
+each call is full, and a frame that meets an idle pipeline waits for no other.
+
 How it ends: a None follows the last frame through the stages and to the reader. A failure sends a None after the
 frames that are inside; those before the failed one still come out. `stop` puts a None into every queue.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from queue import Empty, SimpleQueue
@@ -54,7 +58,7 @@ class Pipeline(FrameStream):
         compiled: the model, compiled for the plan's devices.
         plan: which device runs which operators.
         platform: the devices, settled on this machine.
-        in_flight: frames inside at once; the default, `Plan.frames_inside`, keeps every worker busy.
+        in_flight: frames inside at once, or calls; the default, `Plan.calls_inside`, keeps every worker busy.
         threads: where the workers run; its own unless given.
         after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device, and, where the
             stage holds host operators, when that pipeline has no more frames for these.
@@ -105,8 +109,8 @@ class Pipeline(FrameStream):
                 for stage, work in zip(plan.stages, self._work, strict=True)
             ]
             ports = slot_ports(compiled.graph, runners)
-            inside = in_flight or plan.frames_inside
-            self._slots = [new_slot(number, ports) for number in range(inside)]
+            inside = in_flight or plan.calls_inside
+            self._slots = [new_slot(number, ports, self._graph.batch) for number in range(inside)]
             bindings = [[bind_slots(self._slots, ports, runner) for runner in stage] for stage in runners]
             most = most_bytes(compiled.graph)
             room = {device.name: (device.memory_bytes or math.inf) - most for device in platform.devices}
@@ -156,9 +160,12 @@ class Pipeline(FrameStream):
                 )
                 if self._host and source in work.before:
                     self._places.append(device)
-        self._submitted = self._delivered = 0
+        self._submitted = self._delivered = 0  # frames
+        self._calls_in = self._calls_out = 0
         self._last_entry_s = 0.0
+        self._joinable: Slot | None = None  # the call that came in last, where it was not full then
         self._early: dict[int, Slot] = {}
+        self._results: deque[Result] = deque()  # of the call that came out last
 
     def begin_at(self, base: int) -> None:
         """Take note, before the first frame, of its number in a run that another pipeline began."""
@@ -214,19 +221,41 @@ class Pipeline(FrameStream):
         arrays, what = self._checked(inputs), "no room for a frame"
         if self._stream.name != "running":
             self.refuse(what)
+        if self._joinable is not None and (joined := self._join(arrays, tag)) is not None:
+            return joined
         slot = self._take(self._free, timeout_s, what)
-        for name, array in arrays.items():
-            np.copyto(slot.buffers[name], array, casting="same_kind")
+        _copy(arrays, slot, 0)
         with self._stream.lock:  # no frame may follow the None of `drain`
             if self._stream.name != "running":
                 self._free.put(slot)
                 self.refuse(what)
-            slot.frame = frame = self._submitted
-            slot.tag = tag
-            self._submitted += 1
-            slot.entered_s = self._last_entry_s = time.perf_counter()
+            slot.call, slot.frame = self._calls_in, self._submitted
+            slot.tags, slot.entered_s = [], []
+            slot.joinable = slot.batch > 1
+            self._joinable = slot if slot.joinable else None
+            self._calls_in += 1
+            frame = self._entered(slot, tag)
             self._queues[0].put(slot)
         return frame
+
+    def _join(self, arrays: Mapping[str, Array], tag: Any) -> int | None:
+        """Add a frame to the call that came in last and return its index; None where that has begun or is full."""
+        with self._stream.lock:
+            slot = self._joinable
+            if slot is None or not slot.joinable or self._stream.name != "running":
+                return None
+            _copy(arrays, slot, len(slot.tags))
+            frame = self._entered(slot, tag)
+            slot.joinable = len(slot.tags) < slot.batch
+            return frame
+
+    def _entered(self, slot: Slot, tag: Any) -> int:
+        """Take note of a frame that a slot carries, and return its index."""
+        slot.tags.append(tag)
+        self._last_entry_s = time.perf_counter()
+        slot.entered_s.append(self._last_entry_s)
+        self._submitted += 1
+        return self._submitted - 1
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Return the next frame's result, in the order of submission.
@@ -238,21 +267,30 @@ class Pipeline(FrameStream):
         """
         if self._stream.name in ("new", "stopped"):
             self.refuse("no result")
-        give_up_s = None if timeout_s is None else time.perf_counter() + timeout_s
-        while self._delivered not in self._early:
-            left_s = None if give_up_s is None else max(give_up_s - time.perf_counter(), 0.0)
-            slot = self._take(self._queues[-1], left_s, "no result")
-            self._early[slot.frame] = slot
-        slot = self._early.pop(self._delivered)
-        outputs = {name: slot.logical(name).copy() for name in self._graph.outputs if name in slot.buffers}
-        result = Result(slot.frame, outputs, slot.done_s - slot.entered_s, slot.tag)
-        slot.tag = None  # a picture would stay in memory until the slot is used again
-        self._record.add(slot.entered_s, slot.done_s)
+        if not self._results:
+            self._take_call(timeout_s)
+        result = self._results.popleft()
         self._delivered += 1
         if self._forgets:
             self._state.forget(self._delivered)
-        self._free.put(slot)
         return result
+
+    def _take_call(self, timeout_s: float | None) -> None:
+        """Take the results of the call that is next in order, and give its slot back."""
+        give_up_s = None if timeout_s is None else time.perf_counter() + timeout_s
+        while self._calls_out not in self._early:
+            left_s = None if give_up_s is None else max(give_up_s - time.perf_counter(), 0.0)
+            slot = self._take(self._queues[-1], left_s, "no result")
+            self._early[slot.call] = slot
+        slot = self._early.pop(self._calls_out)
+        self._calls_out += 1
+        names = [name for name in self._graph.outputs if name in slot.buffers]
+        for index, (tag, entered_s) in enumerate(zip(slot.tags, slot.entered_s, strict=False)):
+            outputs = {name: slot.part(index, name).copy() for name in names}
+            self._results.append(Result(slot.frame + index, outputs, slot.done_s - entered_s, tag))
+            self._record.add(entered_s, slot.done_s)
+        slot.tags = []  # a picture would stay in memory until the slot is used again
+        self._free.put(slot)
 
     def drain(self) -> None:
         """Take no more frames; those inside come out, and then the threads end."""
@@ -266,9 +304,11 @@ class Pipeline(FrameStream):
 
         Only for a pipeline that takes no frames any more; its slots keep them until it is collected.
         """
-        waiting = {slot.frame: slot for slot in self._slots if slot.frame >= self._delivered}
+        waiting = {slot.call: slot for slot in self._slots if slot.call >= self._calls_out}
         return [
-            Tagged({name: slot.buffers[name] for name in self._inputs}, slot.tag) for _, slot in sorted(waiting.items())
+            Tagged({name: slot.part(index, name) for name in self._inputs}, tag)
+            for _, slot in sorted(waiting.items())
+            for index, tag in enumerate(slot.tags)
         ]
 
     def overdue(self, limit_s: float) -> None:
@@ -340,7 +380,8 @@ class Pipeline(FrameStream):
 
     def statistics(self) -> RunStatistics:
         """Return what was measured until now, in steady state."""
-        return self._record.summary(len(self._slots), self._last_entry_s, self.stage_statistics())
+        filling = len(self._slots) * self._graph.batch
+        return self._record.summary(filling, self._last_entry_s, self.stage_statistics())
 
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
         """Return what was measured of each worker, in the order of `records`."""
@@ -398,6 +439,12 @@ class Pipeline(FrameStream):
         self._raise_failure()
         todo = "call start() first, or use `with`" if self._stream.name == "new" else "make a new one"
         raise PipelineClosedError(f"{what}: the pipeline is {self._stream.name}; {todo}")
+
+
+def _copy(arrays: Mapping[str, Array], slot: Slot, index: int) -> None:
+    """Copy the inputs of a frame into its part of a slot."""
+    for name, array in arrays.items():
+        np.copyto(slot.part(index, name), array, casting="same_kind")
 
 
 def _runner(compiled: CompiledModel, work: StageWork, device: Device) -> StageRunner:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 from fractions import Fraction
 
-from tvm_pipeline.core.plan import Plan, Prediction, cost_key, frames_inside, margin
+from tvm_pipeline.core.plan import Plan, Prediction, cost_key, margin
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.batches import of_calls, of_frames
 from tvm_pipeline.cost.device_costs import require_energy
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import NoPlanError, PlanError
@@ -59,6 +60,8 @@ def quick_plans(problem: Problem) -> list[Plan]:
         InfeasibleError: none of these is possible.
         ProfileError: the objective is energy, and nothing says what a device draws.
     """
+    if (batch := problem.graph.batch) > 1:
+        return [of_frames(plan, batch) for plan in quick_plans(of_calls(problem))]
     if problem.objective == "energy":
         require_energy(problem)
     plans: list[Plan] = []
@@ -111,8 +114,8 @@ def with_frames_as(given: Plan, plan: Plan) -> Plan:
     """
     if given.in_flight is None or plan.in_flight is not None:
         return plan
-    share = Fraction(given.in_flight, frames_inside(given.stages, given.predicted))
-    return replace(plan, in_flight=math.ceil(share * frames_inside(plan.stages, plan.predicted)))
+    share = Fraction(given.in_flight, replace(given, in_flight=None).calls_inside)
+    return replace(plan, in_flight=math.ceil(share * plan.calls_inside))
 
 
 def unlimited(problem: Problem) -> Problem:

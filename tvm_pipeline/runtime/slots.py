@@ -1,4 +1,4 @@
-"""Slots: the buffers of one frame on its way through the pipeline.
+"""Slots: the buffers of one frame, or of the frames of one call, on their way through the pipeline.
 
 A slot holds every tensor that crosses a boundary, the model's inputs and outputs among them, each once. A
 stage writes into the slot and a later one reads from it, so nothing is copied however many stages a tensor skips, and
@@ -28,28 +28,42 @@ from tvm_pipeline.errors import PlanError, StageError
 
 @dataclass(slots=True)
 class Slot:
-    """One frame's buffers by tensor name, reused for frame after frame.
+    """The buffers of a call by tensor name, reused for call after call. Most models compute one frame a call.
 
     Attributes:
         layouts: how each tensor lies in its buffer; empty for the logical order.
-        frame: index of the frame that it carries.
-        tag: whatever the caller wants back with the frame's result.
-        entered_s, done_s: clock times of its submission, or of the moment when host work took it from outside, and of
-            the end of its last stage.
+        batch: how many frames a call computes at most.
+        call: the number of the call that it carries.
+        frame: index of its first frame; the others follow.
+        tags: of each frame that it carries, whatever the caller wants back with its result.
+        entered_s: the clock time of the submission of each frame, or of when host work took it from outside.
+        done_s: the clock time of the end of its last stage.
+        joinable: whether more frames may join, since no stage has begun with it.
     """
 
     number: int
     buffers: dict[str, Array]
     layouts: dict[str, str]
+    batch: int = 1
+    call: int = -1
     frame: int = -1
-    tag: Any = None
-    entered_s: float = 0.0
+    tags: list[Any] = field(default_factory=list)
+    entered_s: list[float] = field(default_factory=list)
     done_s: float = 0.0
+    joinable: bool = False
 
     def logical(self, name: str) -> Array:
         """Return a tensor in logical order; of an input of the model that is the buffer itself, to be written to."""
         array: Array = to_logical(self.buffers[name], self.layouts[name])
         return array
+
+    def part(self, index: int, name: str) -> Array:
+        """Return what `logical` returns of one of the frames that it carries."""
+        array = self.logical(name)
+        if self.batch == 1:
+            return array
+        extent = len(array) // self.batch
+        return array[index * extent : (index + 1) * extent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,7 @@ def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -
         StageError: a stage in a process of its own could not be made there.
     """
     states = (state for operator in graph.operators for state, _ in operator.carried)
-    ports = {tensor.name: Port.of(tensor) for tensor in (*graph.inputs, *states)}
+    ports = {tensor.name: Port.of(tensor.times(graph.batch)) for tensor in (*graph.inputs, *states)}
     for index, stage in enumerate(runners):
         for runner in stage:
             try:
@@ -98,10 +112,10 @@ def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -
     return ports
 
 
-def new_slot(number: int, ports: Mapping[str, Port]) -> Slot:
+def new_slot(number: int, ports: Mapping[str, Port], batch: int = 1) -> Slot:
     """Return a slot with a buffer for every tensor."""
     layouts = {name: port.layout for name, port in ports.items()}
-    return Slot(number, {name: port.buffer() for name, port in ports.items()}, layouts)
+    return Slot(number, {name: port.buffer() for name, port in ports.items()}, layouts, batch)
 
 
 def bind_slots(slots: Sequence[Slot], ports: Mapping[str, Port], runner: StageRunner) -> list[Binding]:

@@ -111,10 +111,11 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     plan = decision.plan
     if run is None or not decision.measured or plan.objective != "throughput" or problem.max_latency_s is not None:
         return decision
-    predicted, most = plan.predicted, plan.frames_inside
+    predicted, most = plan.predicted, plan.calls_inside
     # A pipeline without host work waits for the caller between two frames, so it needs one more than its workers.
     own = any(operator.is_host for operator in problem.graph.operators)
-    needed = math.ceil((predicted.throughput_fps or 0.0) * (predicted.latency_s or 0.0) * (1 - 1e-6))
+    busy = (predicted.throughput_fps or 0.0) / plan.batch * (predicted.latency_s or 0.0)
+    needed = math.ceil(busy * (1 - 1e-6))
     seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s
     counts = range(max(1 if own else 2, needed), most)
     kept: dict[int, list[float]] = {inside: [] for inside in counts[:: math.ceil(len(counts) / MOST_COUNTS) or 1]}
@@ -439,8 +440,8 @@ def _loaded_s(turn: Turn) -> float:
 
 
 def _full_s(plan: Plan, frames: int, least_s: float) -> float:
-    """Return for how many seconds a plan is kept full in its turn."""
-    return max(least_s, frames / max(plan.predicted.throughput_fps or 0.0, 1e-12))
+    """Return for how many seconds a plan is kept full in its turn, in which it makes so many calls."""
+    return max(least_s, frames * plan.batch / max(plan.predicted.throughput_fps or 0.0, 1e-12))
 
 
 def _predicted_turn_s(plan: Plan, frames: int, least_s: float, rate_fps: float | None) -> float:

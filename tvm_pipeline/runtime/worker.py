@@ -12,13 +12,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 from tvm_pipeline.backends.contract import StageRunner
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.runtime.carried_state import StageState
-from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction
+from tvm_pipeline.runtime.host_work import EndOfStream, HostFunction
 from tvm_pipeline.runtime.slots import Binding, Slot
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,12 @@ class StreamState:
 
     def drops(self, frame: int) -> bool:
         return frame >= self.end
+
+    def begin(self, slot: Slot) -> None:
+        """Take note that a stage begins with a call, which no frame may join any more."""
+        if slot.joinable:
+            with self.lock:
+                slot.joinable = False
 
     def finish(self, frame: int) -> None:
         """Take note that no frame was left to be this one: those before it still come out."""
@@ -258,6 +265,7 @@ class Worker:
         give = self._gate.target.put
         idle_since = time.perf_counter()
         for slot in self._taken():
+            self._stream.begin(slot)
             if self._stream.drops(slot.frame):
                 continue
             self._follow()  # a frame that took a core from those before it would hold up both
@@ -301,7 +309,7 @@ class Worker:
         early: dict[int, Slot] = {}
         following = 0
         while (slot := take()) is not None:
-            early[slot.frame] = slot
+            early[slot.call] = slot
             while following in early:
                 yield early.pop(following)
                 following += 1
@@ -332,13 +340,25 @@ class Worker:
         return done
 
     def _run_host(self, functions: Mapping[str, HostFunction], slot: Slot) -> tuple[float, float]:
-        """Run host operators; return the seconds waited for a frame from outside, and spent on it elsewhere."""
-        entry: Entry | None = None
+        """Run host operators; return the seconds waited for frames from outside, and spent on them elsewhere.
+
+        Where no frame is left, the call goes on with the frames before.
+        """
+        waited_s = elsewhere_s = 0.0
         for name, function in functions.items():
             self.operator = name
-            entry = function(slot.tag, slot.logical) or entry
+            for index, tag in enumerate(list(slot.tags)):
+                try:
+                    entry = function(tag, partial(slot.part, index))
+                except EndOfStream:
+                    if not index:
+                        raise
+                    self._stream.finish(slot.frame + index)
+                    del slot.tags[index:]
+                    break
+                if entry is not None:
+                    slot.entered_s[index] = entry.entered_s
+                    waited_s += entry.waited_s
+                    elsewhere_s += entry.elsewhere_s
         self.operator = ""
-        if entry is None:
-            return 0.0, 0.0
-        slot.entered_s = entry.entered_s
-        return entry.waited_s, entry.elsewhere_s
+        return waited_s, elsewhere_s

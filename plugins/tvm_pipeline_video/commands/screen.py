@@ -115,8 +115,9 @@ def _outcome(report: ModelReport) -> list[str]:
         lines.append(f"found: {found}{', ...' if len(report.found) > 5 else ''}, in {report.found_in} frames")
     changed = any(event.kind == "switch" for event in report.events)
     why = f", chosen by {report.chosen_by}" if report.chosen_by and not changed else ""
-    inside = report.plan.frames_inside
-    return [*lines, f"plan: {describe(report.plan)}{why}; a full pipeline holds {inside} frame{'s' * (inside > 1)}"]
+    inside, batch = report.plan.frames_inside, report.plan.batch
+    holds = f"{inside} frame{'s' * (inside > 1)}{f', {batch} a call' if batch > 1 else ''}"
+    return [*lines, f"plan: {describe(report.plan)}{why}; a full pipeline holds {holds}"]
 
 
 def _lines(report: ModelReport) -> list[str]:

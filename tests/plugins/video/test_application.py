@@ -14,7 +14,7 @@ from tests.support.parts import needs
 
 needs("av")
 
-from tests.support.fake_backend import FakeModel
+from tests.support.fake_backend import FakeModel, with_calls_of
 from tvm_pipeline import Pipeline, Plan, Problem, planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Prediction, Stage
@@ -32,6 +32,7 @@ from tvm_pipeline_video import (
     Source,
     draw,
     host_graph,
+    host_profile,
     open_source,
     preprocess,
     profile_host,
@@ -82,9 +83,9 @@ def profile_of(compiled: FakeModel, platform: Platform) -> Profile:
 WHOLE = "host/read host/prepare means negate host/decode host/draw host/write"
 
 
-def run(frames, *, decode=colour, write=lambda seen, picture: None, stages=None, **options):
+def run(frames, *, decode=colour, write=lambda seen, picture: None, stages=None, batch=1, **options):
     """Run an application on frames; return what came out, before any error that is raised."""
-    compiled, platform = model(), platform_of("d0", "d1")
+    compiled, platform = with_calls_of(batch, model()) if batch > 1 else model(), platform_of("d0", "d1")
     graph = host_graph(compiled.graph, 32, 24, draws=True, writes=True)
     application = Application(compiled.graph, graph, frames, SETTINGS, decode, write, **options)
     plan = plan_of(graph, *(stages or (("d0", WHOLE),)))
@@ -105,10 +106,12 @@ def run(frames, *, decode=colour, write=lambda seen, picture: None, stages=None,
         [("d1", "host/read host/prepare means negate"), ("d0", "host/decode host/draw host/write")],
     ],
 )
-def test_it_gives_what_the_parts_give_one_after_the_other(stages):
+@pytest.mark.parametrize("batch", [1, 3])
+def test_it_gives_what_the_parts_give_one_after_the_other(stages, batch):
     written = []
     with open_source(FILM) as source:
-        found, error = run(source, write=lambda seen, picture: written.append((seen, picture)), stages=stages)
+        keep = lambda seen, picture: written.append((seen, picture))  # noqa: E731
+        found, error = run(source, write=keep, stages=stages, batch=batch)
     assert error is None
     with open_source(FILM) as source:
         for seen, (line, picture), frame in itertools.zip_longest(found, written, source):
@@ -229,6 +232,18 @@ def test_host_operators_are_measured_where_there_are_cores():
     for stage in best.stages:
         if not set(own).isdisjoint(stage.operators):
             assert stage.devices == ("d0",)
+
+
+def test_host_operators_take_their_time_for_each_frame_of_a_call(monkeypatch):
+    own = ["host/read", "host/prepare", "host/decode"]
+    monkeypatch.setattr(host_profile, "_timed", lambda *_: {name: [0.01, 0.02] for name in own})
+    monkeypatch.setattr(host_profile, "_lock_seconds", lambda *_: dict.fromkeys(own, 0.001))
+    compiled, platform = with_calls_of(4, model()), platform_of("d0")
+    app = Rehearsal(compiled.graph, FILM, SETTINGS, colour)
+    profile = profile_host(app, compiled, platform, profile_of(compiled, platform))
+    assert app.graph.batch == 4
+    assert [profile.devices["d0"].seconds[name] for name in own] == pytest.approx([0.06] * 3)
+    assert profile.lock_s == pytest.approx(dict.fromkeys(own, 0.004))
 
 
 def test_a_decoder_that_hangs_while_it_is_measured_is_named(monkeypatch):
