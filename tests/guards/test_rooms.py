@@ -51,22 +51,22 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2850,
+    "tvm_pipeline/backends": 2900,
     "tvm_pipeline/calibration": 1110,
-    "tvm_pipeline/cli": 3125,
-    "tvm_pipeline/core": 3220,
-    "tvm_pipeline/cost": 2170,
-    "tvm_pipeline/frontends": 2610,
+    "tvm_pipeline/cli": 3160,
+    "tvm_pipeline/core": 3250,
+    "tvm_pipeline/cost": 2290,
+    "tvm_pipeline/frontends": 2690,
     "tvm_pipeline/memory": 3000,
-    "tvm_pipeline/planning": 12_050,
+    "tvm_pipeline/planning": 12_060,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2510,
     "tvm_pipeline/report": 1450,
-    "tvm_pipeline/runtime": 3575,
+    "tvm_pipeline/runtime": 3660,
     "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/tvm": 15_300,
-    "tvm_pipeline/workflow": 2470,
+    "tvm_pipeline/workflow": 2720,
     "backends/tvm_pipeline_edgetpu": 3420,
     "backends/tvm_pipeline_gpu": 900,
     "backends/tvm_pipeline_host": 450,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 8560,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3700,
-    "plugins/tvm_pipeline_video": 14_225,
+    "plugins/tvm_pipeline_video": 14_240,
 }
 
 

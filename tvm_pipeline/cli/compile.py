@@ -42,19 +42,20 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options, without_warnings
 from tvm_pipeline.core.in_mode import in_mode
-from tvm_pipeline.core.model import TOLERANCE
+from tvm_pipeline.core.model import TOLERANCE, Model
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem, check_limits, checked_objective
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.frontends import interface_of, load
+from tvm_pipeline.frontends import Shapes, Values, interface_of, load
 from tvm_pipeline.option_names import HELP
 from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.workflow.applications import applications
+from tvm_pipeline.workflow.batches import Planned, batches_of, best_batch, check_batch_alone
 from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.steps import (
@@ -117,6 +118,13 @@ def command(
     ] = False,
     memory_rewrite: MemoryRewriteOption = False,
     tolerance: ToleranceOption = TOLERANCE,
+    batch: Annotated[
+        str,
+        typer.Option(
+            help="How many frames a call of a stage computes together; auto tries 1, 2, 4 and 8, and takes more than 1 "
+            "only if that is faster. Frames wait for one another."
+        ),
+    ] = "1",
     carry: Annotated[
         list[str] | None,
         typer.Option(
@@ -142,6 +150,10 @@ def command(
     chosen = checked_objective(objective)
     check_limits(chosen, stages, min_throughput, max_latency, time_limit)
     check_scheduler(scheduler)
+    batches = batches_of(batch, chosen)
+    if batches:
+        others = {"plan": plan, "profile": profile, "source": source, "remote": remote, "carry": carry}
+        check_batch_alone(batch, {**others, "memory_rewrite": memory_rewrite})
     beside = Path(model).with_suffix(".toml")
     read = (
         model,
@@ -174,20 +186,24 @@ def command(
             loaded = load(model, shapes_of(input_shapes), values_of(input_values))
             if interface := interface_of(loaded):  # mistakes are told now, and not after minutes of compiling
                 known.read(interface, loaded.metadata, around_it)
-        made = compile_source(
-            model,
-            shapes_of(input_shapes),
-            platform,
-            order,
-            devices=device,
-            engines=engines,
-            tolerance=tolerance,
-            values=values_of(input_values),
-            carry=states,
-            power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
-            memory_rewrite=memory_rewrite,
-            machine=machine,
-        )
+
+        def compiled_again(source: str | Model, shapes: Shapes | None = None, values: Values | None = None) -> Compiled:
+            return compile_source(
+                source,
+                shapes,
+                platform,
+                order,
+                devices=device,
+                engines=engines,
+                tolerance=tolerance,
+                values=values,
+                carry=states,
+                power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
+                memory_rewrite=memory_rewrite,
+                machine=machine,
+            )
+
+        made = compiled_again(model, shapes_of(input_shapes), values_of(input_values))
         memory_order = made.compiled.order == "memory"
         reading = known.read(made.compiled.graph, made.metadata, around_it) if known else None
         prepared = reading.preprocessing if reading and settings else None
@@ -221,17 +237,28 @@ def command(
             given = given_plan(problem, plan)
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
-            compiled = None if source else made.compiled
-            decision, measured = decide(
-                problem,
-                scheduler,
-                compiled,
-                verify_s=verify_seconds(verify, obstacle),
-                run=run,
-                machine=machine,
-                rate_fps=rate,
-                deadline=promised,
-            )
+            seconds = verify_seconds(verify, obstacle)
+
+            def decided(made: Compiled, problem: Problem) -> Planned:
+                compiled = None if source else made.compiled
+                found, profile = decide(
+                    problem,
+                    scheduler,
+                    compiled,
+                    verify_s=seconds,
+                    run=run,
+                    machine=machine,
+                    rate_fps=rate,
+                    deadline=promised,
+                )
+                return Planned(made, replace(problem, profile=profile), found)
+
+            best = decided(made, problem)
+            if batches:
+                loaded = load(model, shapes_of(input_shapes), values_of(input_values))
+                best = best_batch(loaded, best, batches, compiled_again, decided, seconds)
+                made, problem, graph = best.made, best.problem, best.problem.graph
+            decision, measured = best.decision, best.problem.profile
         activations = _activations(made, decision.plan) if memory_order else []
         _log.info(f"writing {output}")
         bundle = Bundle(

@@ -11,6 +11,7 @@ onnx_engine.py        the bases of a backend that is an engine for ONNX files, a
 onnx_folding.py       constants, and what depends on shapes alone, as weights
 onnx_walk.py          what TVM cannot take of them, with the operator's name
 onnx_shapes.py        what to write for shapes that they leave open
+batching.py           a model whose calls compute several frames
 tflite.py             TFLite files, read by the package tflite
 tflite_checks.py      what a TFLite file must have, since TFLite's kernels end the process where it has not
 tflite_resizing.py    TFLite files whose inputs are open get fixed shapes

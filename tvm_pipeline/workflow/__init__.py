@@ -10,6 +10,7 @@ applications.py     models with work of the host around them, which plug-ins kno
 machine.py          the machine whose devices a model is compiled for: this one, or a board
 machine_modes.py    the power modes of this machine, and being in one with permission
 power_meter.py      the sensor of power that a command measures with
+batches.py          how many frames a call is to compute
 doubts.py           why figures may not be those of this machine
 merged.py           several models that run at one rate, planned as one graph
 modelled.py         devices that plan from calibrated models, and are not measured

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +26,9 @@ from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.core.model import Format, Model
 from tvm_pipeline.core.plan import describe
-from tvm_pipeline.core.problem import Objective, checked_objective
+from tvm_pipeline.core.problem import Objective, Problem, checked_objective
 from tvm_pipeline.errors import ModelError, OptionError
-from tvm_pipeline.frontends import Shapes
+from tvm_pipeline.frontends import Shapes, load
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.frame_stream import Inputs
 from tvm_pipeline.runtime.isolation import isolated
@@ -103,6 +104,8 @@ class CompiledPipeline:
     def __repr__(self) -> str:
         plan = self.bundle.plan
         said = [f"{self.bundle.graph.name}: {describe(plan)}"]
+        if plan.batch > 1:
+            said.append(f"{plan.batch} frames a call")
         if plan.predicted.throughput_fps:
             said.append(f"{plan.predicted.throughput_fps:.4g} frames a second predicted")
         if plan.gap is not None:
@@ -120,6 +123,7 @@ def compile(
     input_shapes: Shapes | None = None,
     verify_s: float = VERIFY_S,
     tolerance: float | None = None,
+    batch: int | str = 1,
 ) -> CompiledPipeline:
     """Compile a model, measure it on each device, find the best plan and verify it side by side with the next ones.
 
@@ -135,6 +139,8 @@ def compile(
             prediction.
         tolerance: the error that faster algorithms, such as Winograd's, may have in an output, over its largest value;
             0 keeps direct sums. Without it, 1e-5 for a file, and 0 for a module.
+        batch: how many frames a call of a stage computes together; "auto" tries 1, 2, 4 and 8, and takes more than 1
+            only if that is faster.
 
     Raises:
         ModelError: the model cannot be read or compiled.
@@ -150,18 +156,38 @@ def compile(
         ...     pipe(numpy.ones(4, "float32"))[0].item()
         3.0
     """
+    from tvm_pipeline.workflow.batches import Planned, batches_of, best_batch
+    from tvm_pipeline.workflow.compiling import Compiled
     from tvm_pipeline.workflow.steps import PlanningInput, compile_source, decide, measured_profile
 
     objective = checked_objective(objective)  # before the model is compiled
     platform = Path(devices) if str(devices).endswith(".toml") else None
     chosen = "" if platform or devices == "auto" else str(devices)
+    batches = batches_of(str(batch), objective)
     source = model if isinstance(model, (str, Path, Model)) else _of_module(model, params or {})
-    made = compile_source(source, input_shapes, platform, devices=chosen, tolerance=tolerance)
+
+    def compiled_again(source: str | Path | Model, shapes: Shapes | None = None) -> Compiled:
+        return compile_source(source, shapes, platform, devices=chosen, tolerance=tolerance)
+
+    def decided(made: Compiled, problem: Problem) -> Planned:
+        decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
+        return Planned(made, replace(problem, profile=profile), decision)
+
+    made = compiled_again(source, input_shapes)
     profile = measured_profile(made)
-    problem = PlanningInput(made.compiled.graph, made.platform, profile).problem(objective, stages)
-    decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
+    best = decided(made, PlanningInput(made.compiled.graph, made.platform, profile).problem(objective, stages))
+    if batches:
+        loaded = source if isinstance(source, Model) else load(source, input_shapes)
+        best = best_batch(loaded, best, batches, compiled_again, decided, verify_s)
+    made, problem, decision = best.made, best.problem, best.decision
     bundle = Bundle(
-        problem.graph, made.platform, profile, decision.plan, made.compiled, decision=decision, metadata=made.metadata
+        problem.graph,
+        made.platform,
+        problem.profile,
+        decision.plan,
+        made.compiled,
+        decision=decision,
+        metadata=made.metadata,
     )
     return CompiledPipeline(bundle)
 

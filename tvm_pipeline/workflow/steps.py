@@ -336,6 +336,7 @@ def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:
         "graph": plan.graph,
         "scheduler": plan.scheduler,
         "power_mode": plan.power_mode or None,
+        "batch": plan.batch,
         "status": plan.status,
         "bound": plan.bound[0] if plan.bound and len(plan.bound) == 1 else plan.bound,
         "gap": plan.gap,

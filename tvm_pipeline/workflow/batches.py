@@ -1,0 +1,220 @@
+"""How many frames a call is to compute: a model is compiled, measured and planned for each, and the best is taken.
+
+A call of several frames pays where a device has a fixed cost for each call, or reads its weights once for all of them:
+on GPUs and engines more than on the cores of a CPU. Frames wait for one another, so the latency is that of the call.
+
+Next: `frontends/batching.py`, which widens a model; `cost/batches.py`, whose figures are of frames.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvm_pipeline.backends.batched import with_batch
+from tvm_pipeline.backends.closeness import difference
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.ports import Port, noise
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.in_mode import in_mode
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Decision, Plan
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.errors import GraphError, LimitMissedError, ModelError, NoPlanError, OptionError
+from tvm_pipeline.frontends.batching import batched
+from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
+from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.verification import LEAST_ROUNDS, TIED
+from tvm_pipeline.workflow.compiling import Compiled
+from tvm_pipeline.workflow.steps import measured_profile
+
+AUTO = (2, 4, 8)  # are tried, beside one frame a call
+MOST_BATCH = 256
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model compiled for calls of some frames, with its plan."""
+
+    made: Compiled
+    problem: Problem
+    decision: Decision
+
+    @property
+    def plan(self) -> Plan:
+        return self.decision.plan
+
+
+# Plans a compiled model by a problem, whose graph and platform are the model's.
+Decide = Callable[[Compiled, Problem], Planned]
+
+
+def batches_of(text: str, objective: str) -> Sequence[int]:
+    """Return the batches to try for a text: `auto`, or one number.
+
+    Raises:
+        OptionError: it is neither, or a batch serves no such objective.
+    """
+    if text == "1":
+        return ()
+    if objective not in ("throughput", "energy"):
+        raise OptionError(
+            f"`batch` goes with objective throughput or energy: for {objective}, one frame a call is best",
+            option="batch",
+            value=text,
+        )
+    if text == "auto":
+        return AUTO
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_BATCH:
+        raise OptionError(
+            f"`batch` {text}: give `auto`, or how many frames a call computes, from 1 to {MOST_BATCH}",
+            option="batch",
+            value=text,
+        )
+    return (int(text),)
+
+
+def check_batch_alone(batch: str, others: Mapping[str, object]) -> None:
+    """Raise OptionError where a setting is given that does not go with a batch."""
+    for name, value in others.items():
+        if value:
+            raise OptionError(
+                f"`batch` {batch} does not go with `{name}`; leave one of them out", option="batch", value=batch
+            )
+
+
+def best_batch(
+    model: Model,
+    alone: Planned,
+    batches: Sequence[int],
+    recompiled: Callable[[Model], Compiled],
+    decided: Decide,
+    verify_s: float,
+) -> Planned:
+    """Return the model compiled for the batch of most frames a second, or of fewest joules.
+
+    Several batches compete with one frame a call; candidates within 2 % of the best give way to smaller batches. A
+    single batch is taken as it is.
+
+    Args:
+        alone: one frame a call, with which the others are compared.
+        recompiled: compiles the model for the same platform.
+        decided: plans a compiled model.
+        verify_s: seconds in which the plans run in turns; 0 chooses by prediction.
+
+    Raises:
+        ModelError: a single batch was asked for, and the model does not take it, or mixes frames.
+        LimitMissedError, NoPlanError: a single batch was asked for, and no plan with it keeps the limits.
+    """
+    found = [] if len(batches) == 1 else [alone]
+    for batch in batches:
+        _log.info(f"compiling {model.name} for {batch} frames a call")
+        try:
+            found.append(planned_batch(model, alone, batch, recompiled, decided))
+        except (ModelError, LimitMissedError, NoPlanError) as error:
+            if len(batches) == 1:
+                raise
+            _log.warning(f"{batch} frames a call are not tried, nor are more: {error}")
+            break
+    best = best_of(found, verify_s) if len(found) > 1 else found[0]
+    for other in (alone, *found):
+        if other is not best:
+            other.made.compiled.close()
+    return best
+
+
+def planned_batch(
+    model: Model,
+    alone: Planned,
+    batch: int,
+    recompiled: Callable[[Model], Compiled],
+    decided: Decide,
+) -> Planned:
+    """Return the plan of one batch, after a comparison of its frames with those of one frame a call.
+
+    The arguments, and what is raised, are those of `best_batch` for a single batch.
+    """
+    made = recompiled(batched(model, alone.made.compiled.graph.inputs, batch))
+    try:
+        made = replace(made, compiled=with_batch(made.compiled, batch))
+    except GraphError as error:
+        raise ModelError(f"{model.name}: {error}") from error
+    problem = replace(
+        alone.problem,
+        graph=made.compiled.graph,
+        platform=in_mode(made.platform, alone.problem.profile.power_mode),
+        profile=measured_profile(made),
+    )
+    wide = decided(made, problem)
+    name, worst = model.name, compared(alone, wide)
+    if worst:
+        _log.warning(
+            f"{name}: with {batch} frames a call its outputs differ by up to {worst:.1e} of the largest from those of "
+            "one frame a call"
+        )
+    return wide
+
+
+def compared(alone: Planned, wide: Planned) -> float:
+    """Return how far the outputs of frames in calls are from those of frames alone, over the largest; 0 for equal bits.
+
+    Raises:
+        ModelError: they are further apart than two compilations of a model may be, so frames mix.
+    """
+    frames, worst = list(_frames(alone.problem.graph, 2 * wide.plan.batch + 1)), 0.0
+    for expected, found in zip(_outputs(alone, frames), _outputs(wide, frames), strict=True):
+        for name, array in expected.items():
+            port = Port(name, array.shape, str(array.dtype))
+            apart = difference((port, array), (port, found[name].reshape(array.shape)))
+            if not apart.is_close_behind_a_cut(0):
+                raise ModelError(
+                    f"{wide.plan.graph}: its frames are not apart with {wide.plan.batch} a call: output {name} of a "
+                    f"frame is {apart}; compile it with one frame a call"
+                )
+            worst = max(worst, apart.worst / max(apart.largest, 1e-30))
+    return worst
+
+
+def _frames(graph: OperatorGraph, count: int) -> Iterator[dict[str, Array]]:
+    """Yield frames of noise, each another one."""
+    drawn = [{tensor.name: noise(Port.of(tensor)) for tensor in graph.inputs}]
+    for number in range(count):
+        yield {name: np.roll(array.reshape(-1), number).reshape(array.shape) for name, array in drawn[0].items()}
+
+
+def _outputs(planned: Planned, frames: list[dict[str, Array]]) -> list[dict[str, Array]]:
+    with Pipeline(planned.made.compiled, planned.plan, planned.made.platform) as pipeline:
+        return [result.outputs for result in pipeline.map(frames)]
+
+
+def best_of(found: Sequence[Planned], verify_s: float) -> Planned:
+    """Return the best of several batches, which are in ascending order, with the reason in its decision."""
+    energy = found[0].plan.objective == "energy"
+    figures = [_predicted(one.plan, energy=energy) for one in found]
+    how = "predicted"
+    if verify_s > 0 and not energy:
+        figures, how = _rates(found, verify_s), "measured in turns"
+    chosen = next(index for index, figure in enumerate(figures) if figure >= TIED * max(figures))
+    unit = "frames a joule" if energy else "fps"
+    told = ", ".join(f"{figure:.4g} with {one.plan.batch}" for figure, one in zip(figures, found, strict=True))
+    best = found[chosen]
+    why = f"{best.plan.batch} frames a call: {unit} {how}: {told}; {best.decision.why}"
+    return replace(best, decision=replace(best.decision, why=why))
+
+
+def _rates(found: Sequence[Planned], verify_s: float) -> list[float]:
+    """Return the frames a second of each plan, of all in turns."""
+    runs: list[tuple[Plan, Run]] = [(one.plan, runner(one.made.compiled, one.made.platform)) for one in found]
+    seconds = verify_s / LEAST_ROUNDS / len(runs)
+    return [one.throughput_fps for one in side_by_side(runs, seconds=seconds, rounds=LEAST_ROUNDS)]
+
+
+def _predicted(plan: Plan, *, energy: bool) -> float:
+    if energy:
+        return 1 / max(plan.predicted.energy_j or 0.0, 1e-12)
+    return plan.predicted.throughput_fps or 0.0
