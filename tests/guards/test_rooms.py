@@ -73,7 +73,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_onnxruntime": 570,
     "backends/tvm_pipeline_openvino": 350,
     "plugins/tvm_pipeline_boards": 1600,
-    "plugins/tvm_pipeline_hosts": 11_100,
+    "plugins/tvm_pipeline_hosts": 11_130,
     "plugins/tvm_pipeline_kernels": 8560,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3700,
@@ -84,7 +84,7 @@ MOST_LINES = {
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
 UNPUBLISHED = {
     "tvm_pipeline_boards": 2,
-    "tvm_pipeline_hosts": 33,
+    "tvm_pipeline_hosts": 34,
     "tvm_pipeline_kernels": 28,
     "tvm_pipeline_loadgen": 3,
     "tvm_pipeline_papers": 14,

@@ -33,13 +33,14 @@ frames by their rates, as `evaluate` supposes: where the links behind them diffe
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, islice, pairwise, repeat
+from itertools import accumulate, islice, pairwise, repeat
 
 from tvm_pipeline.core.plan import Stage, calls_inside
 from tvm_pipeline.core.problem import Problem
@@ -63,14 +64,22 @@ Noise = Callable[[int, str, int], float]
 def fixed_rate(rate_fps: float) -> Iterator[float]:
     """Return the arrivals of a camera: a frame every `1 / rate_fps` seconds. Raise OptionError for no such rate."""
     check_rate(rate_fps)
-    return (frame / rate_fps for frame in count())
+    return (frame / rate_fps for frame in itertools.count())
+
+
+def cameras(count: int, rate_fps: float, seed: int = 0) -> Iterator[float]:
+    """Return the arrivals of several cameras of one rate, which began at random moments. Raise OptionError as above."""
+    check_rate(rate_fps)
+    rng = random.Random(seed)
+    phases = sorted(rng.random() for _ in range(count))
+    return ((frame + phase) / rate_fps for frame in itertools.count() for phase in phases)
 
 
 def poisson(rate_fps: float, seed: int = 0) -> Iterator[float]:
     """Return Poisson arrivals: exponential gaps of `1 / rate_fps` seconds in the mean. Raise OptionError as above."""
     check_rate(rate_fps)
     rng = random.Random(seed)
-    return accumulate(rng.expovariate(rate_fps) for _ in count())
+    return accumulate(rng.expovariate(rate_fps) for _ in itertools.count())
 
 
 def check_rate(rate_fps: float | None) -> None:
@@ -259,7 +268,7 @@ class _Run:
         self.serves = {d: [i for i, stage in enumerate(work.stages) if d in stage.devices] for d in work.devices}
         self.now = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self.ticket = count()  # of events at the same time, the one that was planned first comes first
+        self.ticket = itertools.count()  # of events at the same time, the one that was planned first comes first
         self.door: deque[int] = deque()
         # (frame, the device that has it)
         self.queues: list[deque[tuple[int, str | None]]] = [deque() for _ in work.stages]

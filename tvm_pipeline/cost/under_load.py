@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tvm_pipeline.core.plan import Decision, Plan, describe
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.simulate import MOST_JITTER, SATURATED, check_rate, fixed_rate, simulate
+from tvm_pipeline.cost.simulate import MOST_JITTER, SATURATED, cameras, check_rate, fixed_rate, simulate
 from tvm_pipeline.errors import LimitMissedError, OptionError
 
 FRAMES = 1000  # that are simulated, to tell the latencies of a plan
+DRAWS = 5  # of the moments at which cameras begin
 QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
 LEAST_MISS = 0.001  # a plan is measured for some hundred frames, which show nothing rarer
 SEEN_LATE = 10  # frames that are late, at the miss rate, in a simulation that tells whether a plan keeps it
@@ -53,27 +55,27 @@ def with_latencies(problem: Problem, plan: Plan, times_s: Times, rate_fps: float
         return plan
     if rate_fps and rate_fps >= plan.predicted.throughput_fps:
         rate_fps = None
-    found = simulated_latencies(problem, plan, times_s, rate_fps)
+    found = simulated_latencies(problem, plan, times_s, SATURATED if rate_fps is None else fixed_rate(rate_fps))
     p50, p90, p99 = (float(quantile) for quantile in np.quantile(found, [0.5, 0.9, 0.99]))
     predicted = replace(plan.predicted, latency_p50_s=p50, latency_p90_s=p90, latency_p99_s=p99)
     return replace(plan, predicted=predicted)
 
 
 def simulated_latencies(
-    problem: Problem, plan: Plan, times_s: Times, rate_fps: float | None, frames: int = FRAMES
+    problem: Problem, plan: Plan, times_s: Times, arrivals: Iterable[float], frames: int = FRAMES
 ) -> list[float]:
-    """Return the seconds of each of so many frames, without those that fill the pipeline."""
+    """Return the seconds of each of so many frames, without those that fill the pipeline; see `simulate`."""
     filling = plan.frames_inside
     run = simulate(
         replace(problem, min_throughput_fps=None, max_latency_s=None),  # a measured plan may keep what none should
         plan.stages,
         frames + filling,
-        SATURATED if rate_fps is None else fixed_rate(rate_fps),
+        arrivals,
         in_flight=plan.calls_inside,
         jitter=spread(problem, plan),
         times_s=times_s,
     )
-    return [p.done_s - (p.entered_s if rate_fps is None else p.arrived_s) for p in run.passages[filling:]]
+    return [p.done_s - (p.entered_s if arrivals is SATURATED else p.arrived_s) for p in run.passages[filling:]]
 
 
 def spread(problem: Problem, plan: Plan) -> float:
@@ -126,8 +128,27 @@ def latency_in_time_s(problem: Problem, plan: Plan, times_s: Times, deadline: Fr
     if (plan.predicted.throughput_fps or 0.0) <= deadline.rate_fps:
         return math.inf
     frames = max(FRAMES, math.ceil(SEEN_LATE / deadline.miss_share))
-    found = simulated_latencies(problem, plan, times_s, deadline.rate_fps, frames)
+    found = simulated_latencies(problem, plan, times_s, fixed_rate(deadline.rate_fps), frames)
     return float(np.quantile(found, 1 - deadline.miss_share))
+
+
+def most_cameras(problem: Problem, plan: Plan, times_s: Times, deadline: FrameDeadline) -> int:
+    """Return how many cameras, of `deadline.rate_fps` each, a plan can have so that their frames keep a deadline.
+
+    When a camera began decides whose frames it meets, for as long as it runs, so several sets of moments are drawn.
+    """
+
+    def keeps(count: int) -> bool:
+        most = math.ceil(SEEN_LATE / deadline.miss_share)
+        late = frames = 0
+        for seed in range(DRAWS):
+            arrivals = cameras(count, deadline.rate_fps, seed)
+            found = simulated_latencies(problem, plan, times_s, arrivals, max(FRAMES, most) // DRAWS)
+            late, frames = late + sum(seconds > deadline.seconds for seconds in found), frames + len(found)
+        return late <= deadline.miss_share * frames
+
+    capacity_fps = plan.predicted.throughput_fps or 0.0
+    return bisect_left(range(1, math.ceil(capacity_fps / deadline.rate_fps)), True, key=lambda count: not keeps(count))
 
 
 def in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> Decision:
@@ -153,7 +174,7 @@ def in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> De
         return replace(plan, in_flight=allowed) if allowed < plan.calls_inside else plan
 
     def latencies_s(plan: Plan, rate_fps: float, frames: int) -> list[float]:
-        return simulated_latencies(problem, plan, decision.times_s(plan), rate_fps, frames)
+        return simulated_latencies(problem, plan, decision.times_s(plan), fixed_rate(rate_fps), frames)
 
     def keeps(plan: Plan, rate_fps: float) -> bool:
         """Return whether it does in some frames, and then in as many as tell a small share."""

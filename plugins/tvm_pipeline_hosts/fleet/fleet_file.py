@@ -34,6 +34,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from tvm_pipeline.addresses import has_secret
+from tvm_pipeline.cost.under_load import FrameDeadline
 from tvm_pipeline.documents import TomlFile
 from tvm_pipeline.errors import OptionError, nearest
 from tvm_pipeline.files import is_open_to_others
@@ -41,6 +42,7 @@ from tvm_pipeline_hosts.fleet.description import Alone, Camera, Fleet, Host
 from tvm_pipeline_video.service.settings import MODEL_KINDS
 
 BEAT_S, LATE_S = 0.25, 1.5
+MISS_SHARE = 0.01
 # A host is lost only after several beats that did not come: a single one may be late.
 FEWEST_BEATS = 3
 LEAST_BEAT_S, MOST_LATE_S = 0.02, 3600.0
@@ -74,11 +76,15 @@ class FleetModel:
         file: a model, an operator graph (.json), or a bundle that every host runs which names no other; None where
             all is told by the hosts.
         settings: of `run`, under their keys, with the paths completed.
+        deadline_s, miss_share: seconds that a frame may take from when it comes, and the share of those that may take
+            longer; None where no frame is late.
     """
 
     name: str
     file: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    deadline_s: float | None = None
+    miss_share: float = MISS_SHARE
 
     @property
     def is_source(self) -> bool:
@@ -94,7 +100,13 @@ class _CameraTable(msgspec.Struct):
 
 
 _SETTINGS = [(key.replace("-", "_"), kind | None, None) for key, kind in MODEL_KINDS.items()]
-_ModelTable = msgspec.defstruct("_ModelTable", [("name", str), ("file", Path | None, None), *_SETTINGS], rename="kebab")
+_OWN: list[Any] = [
+    ("name", str),
+    ("file", Path | None, None),
+    ("deadline", str | float | None, None),
+    ("miss", float, MISS_SHARE),
+]
+_ModelTable = msgspec.defstruct("_ModelTable", [*_OWN, *_SETTINGS], rename="kebab")
 
 
 class _FleetTable(msgspec.Struct):
@@ -162,7 +174,7 @@ def read_fleet(path: Path) -> FleetFile:
     """
     file = TomlFile(path, OptionError)
     table: _FleetTable = file.convert(_FleetTable)
-    beat_s, late_s = _seconds(file, "beat", table.beat), _seconds(file, "late", table.late)
+    beat_s, late_s = _seconds(file, table.beat, "beat"), _seconds(file, table.late, "late")
     names = {kind: _names(file, kind) for kind in ("host", "model", "camera")}
     for index, host in enumerate(table.host):
         for key in ("profiles", "bundles", "fps"):
@@ -184,7 +196,7 @@ def read_fleet(path: Path) -> FleetFile:
         )
     if table.alone not in get_args(Alone):
         raise file.mistake(f"alone is {table.alone!r}; it is one of {', '.join(get_args(Alone))}", "alone")
-    models = tuple(_model(msgspec.structs.asdict(model), path.parent) for model in table.model)
+    models = tuple(_model(file, msgspec.structs.asdict(model), index) for index, model in enumerate(table.model))
     alone = cast(Alone, table.alone)
     return FleetFile(path, tuple(table.host), models, cameras, table.spare, beat_s, late_s, alone)
 
@@ -205,13 +217,20 @@ def _names(file: TomlFile, kind: str) -> list[str]:
     return names
 
 
-def _model(values: dict[str, Any], folder: Path) -> FleetModel:
-    name, file = values.pop("name"), values.pop("file")
+def _model(toml: TomlFile, values: dict[str, Any], index: int) -> FleetModel:
+    name, file, folder = values.pop("name"), values.pop("file"), toml.path.parent
+    deadline, miss_share = values.pop("deadline"), values.pop("miss")
+    deadline_s = None if deadline is None else _seconds(toml, deadline, "model", index, "deadline")
+    if deadline_s is not None:
+        try:
+            FrameDeadline(deadline_s, miss_share, 1.0)
+        except OptionError as error:
+            raise toml.mistake(str(error).replace("`", ""), "model", index, str(error.option)) from error
     settings = {key.replace("_", "-"): value for key, value in values.items() if value is not None}
     for key in ("decoder", "labels", "preprocessing"):
         if key in settings and (".py:" in settings[key] or os.path.isfile(folder / settings[key])):
             settings[key] = str(folder / settings[key])
-    return FleetModel(name, file, settings)
+    return FleetModel(name, file, settings, deadline_s, miss_share)
 
 
 def _camera(file: TomlFile, camera: _CameraTable, index: int, names: Mapping[str, list[str]]) -> Camera:
@@ -257,9 +276,9 @@ def _check_known(
         raise file.mistake(f"{key} names {name}, and no {what} is called so; {advice}", kind, index, key)
 
 
-def _seconds(file: TomlFile, key: str, value: str | float) -> float:
+def _seconds(file: TomlFile, value: str | float, *where: str | int) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     if match := _DURATION.fullmatch(value.strip()):
         return float(match[1]) * _UNITS_S[match[2]]
-    raise file.mistake(f'{key} is {value!r}; write it as "250ms", "1.5s" or "1min"', key)
+    raise file.mistake(f'{where[-1]} is {value!r}; write it as "250ms", "1.5s" or "1min"', *where)

@@ -1,8 +1,10 @@
 """How fast each host of a fleet is: the best plan of every model on it, from what fleet.toml names.
 
-The frames a second that the file gives (`fps`) count first. Where a host runs a bundle, its plan counts, by the host's
-profile or else by the bundle's. Else a profile is planned for. Equal hosts, which have the same devices and the same
-profile, are planned once. Nothing is measured and nothing runs; a model file is compiled here for its operators alone.
+The frames a second that the file gives (`fps`) count first, if the model has no deadline. Where a host runs a bundle,
+its plan counts, by the host's profile or else by the bundle's. Else a profile is planned for. Equal hosts, which have
+the same devices and the same profile, are planned once. With a deadline, the frames a second are those of as many
+cameras as keep it, by the simulator (`cost/under_load.py`), so placements and takeovers never give a host more. Nothing
+is measured and nothing runs; a model file is compiled here for its operators alone.
 
 Next: placement.py, which takes the seconds.
 """
@@ -13,6 +15,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -20,6 +23,7 @@ from tvm_pipeline import OperatorGraph, Problem, planning, read_graph, read_plat
 from tvm_pipeline.backends.bundle import read_documents
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.cost.under_load import FrameDeadline, most_cameras
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
 from tvm_pipeline.frontends import is_relay
 from tvm_pipeline.planning.deployment import Demand, deploy
@@ -31,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # Seconds in which the models of one host are planned together.
 TOGETHER_S = 5.0
+# Cameras that share a host with a model that no camera of the file wants.
+MANY = 10
 
 
 @dataclass(slots=True)
@@ -59,12 +65,13 @@ def host_works(file: FleetFile) -> HostWorks:
     known: dict[tuple[str, bytes], float | str] = {}
     for host in file.hosts:
         for model in file.models:
-            if model.name in host.fps:
+            if model.name in host.fps and model.deadline_s is None:
                 works.work_s[host.name][model.name] = 1 / host.fps[model.name]
                 continue
             problem, key = reader.problem(host, model.name)
             if problem is None:
-                works.missing[host.name][model.name] = "fleet.toml gives no fps, no profile and no bundle of it"
+                fps = "no fps, " if model.deadline_s is None else ""
+                works.missing[host.name][model.name] = f"fleet.toml gives {fps}no profile and no bundle of it"
                 continue
             if (model.name, key) not in known:
                 _log.info(f"planning {model.name} on {host.name}")
@@ -139,7 +146,16 @@ class _FileCache:
         except InfeasibleError as error:
             return str(error)
         fps = plan.predicted.throughput_fps
-        return 1 / fps if fps else "its plan makes no frames"
+        if not fps:
+            return "its plan makes no frames"
+        found = self._file.find_model(model)
+        if found.deadline_s is None:
+            return 1 / fps
+        rates_fps = [camera.rates_fps[model] for camera in self._file.cameras if model in camera.rates_fps]
+        deadline = FrameDeadline(found.deadline_s, found.miss_share, median(rates_fps) if rates_fps else fps / MANY)
+        count = most_cameras(problem, plan, (), deadline)
+        alone = f"a frame that is alone takes {1e3 * (plan.predicted.latency_s or 0.0):.3g} ms"
+        return 1 / (count * deadline.rate_fps) if count else f"its plan does not keep `deadline` {deadline}: {alone}"
 
     def _graph(self, model: str) -> OperatorGraph:
         """Return the operators of a model's file."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -66,6 +68,50 @@ def test_given_frames_a_second_count_first_and_what_is_not_known_is_told(folder)
     _, found, _ = works(folder, hosts)
     assert found.work_s == {"attic": {"net": 0.02}, "barn": {}}
     assert found.missing["barn"] == {"net": "fleet.toml gives no fps, no profile and no bundle of it"}
+
+
+ATTIC = '[[host]]\nname = "attic"\nplatform = "attic.toml"\nprofiles = { net = "attic.json" }\n'
+NET = '[[model]]\nname = "net"\nfile = "net.json"\n'
+
+
+def test_a_host_has_no_more_cameras_than_keep_the_deadline(folder):
+    """The pipeline takes 50 frames a second, each 40 ms: cameras of 2 frames a second meet one another at times."""
+    counts = {}
+    for deadline in ('"41ms"', '"60ms"', "0.2"):
+        file, found, _ = works(folder, ATTIC, f"{NET}deadline = {deadline}\nmiss = 0.1\n")
+        counts[deadline] = round(1 / (2 * found.work_s["attic"]["net"]))
+    assert 1 <= counts['"41ms"'] < counts['"60ms"'] < counts["0.2"] <= 24
+    fleet = file.fleet(found.work_s)
+    gate = fleet.cameras[0]
+    many = replace(fleet, cameras=tuple(replace(gate, name=f"c{number}") for number in range(30)))
+    assert len(place(many, 0.1).host_of) == counts["0.2"]
+
+
+def test_a_deadline_that_no_camera_keeps_is_told(folder):
+    _, found, _ = works(folder, ATTIC, f'{NET}deadline = "39ms"\n')
+    assert found.missing["attic"]["net"] == (
+        "its plan does not keep `deadline` 39 ms for all but 0.01 of the frames at 2 a second: a frame that is alone "
+        "takes 40 ms"
+    )
+
+
+def test_frames_a_second_alone_tell_no_latency(folder):
+    _, found, _ = works(folder, '[[host]]\nname = "attic"\nfps = { net = 50 }\n', f'{NET}deadline = "1s"\n')
+    assert found.missing["attic"]["net"] == "fleet.toml gives no profile and no bundle of it"
+
+
+@pytest.mark.parametrize(
+    ("line", "keys", "told"),
+    [
+        (7, 'deadline = "soon"', "deadline is 'soon'; write it as \"250ms\""),
+        (7, "deadline = 0", "deadline 0: it must be positive"),
+        (8, 'deadline = "1s"\nmiss = 0.7', "miss 0.7: it is a share of the frames from 0.001"),
+    ],
+)
+def test_a_deadline_that_makes_no_sense_is_told_with_its_line(folder, line, keys, told):
+    with pytest.raises(OptionError, match=rf"fleet\.toml, line {line}:") as raised:
+        works(folder, ATTIC, f"[[model]]\nname = 'net'\n{keys}\n")
+    assert told in str(raised.value)
 
 
 def test_a_profile_needs_a_platform_and_a_file_of_the_model(folder):
