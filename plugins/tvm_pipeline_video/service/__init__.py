@@ -5,6 +5,7 @@ file.py             the options of a run, from a TOML file
 running.py          Service: a run, from the bundles to the last record
 model_bundle.py     the bundle of a model file, compiled into the cache
 running_model.py    one model of a run: its pipeline, its sources, its results, what watches it
+deadline_guard.py   what frames promise while they run: sources admitted, late frames counted, plans exchanged
 host_planning.py    the plan of a model with the host work around it
 inputs.py           the sources of a run
 changing_inputs.py  sources that come and go while a run waits for them

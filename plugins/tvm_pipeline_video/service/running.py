@@ -205,7 +205,9 @@ class Service:
                     look_s = time.monotonic() + LOOK_S
                     if control:
                         self._obey(control, models, settings)
-                    self._keep_deadline(models[0])
+                    for model in models:
+                        model.guard.keep()
+                    self._keep_sources(models[0])
                     if models[0].metering:
                         models[0].metering.update()  # one measures for all of them
                     if news := throttling.look():
@@ -267,12 +269,12 @@ class Service:
         self._listener.say("the settings were read anew; what is inside comes out first")
         return found
 
-    def _keep_deadline(self, model: RunningModel) -> None:
+    def _keep_sources(self, model: RunningModel) -> None:
         """Let the source go that came last where frames are late, and try those again that were refused for long."""
         sources = model.sources
         if not isinstance(sources, ChangingInputs) or not self._running.deadline:
             return
-        if len(sources.statistics()) > 1 and (reason := model.misses()):
+        if len(sources.statistics()) > 1 and (reason := model.guard.misses()):
             sources.shed(reason)
         elif sources.retries:
             self._listener.say(sources.change(self._running))

@@ -28,7 +28,7 @@ from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import SEEN_LATE, FrameDeadline, frame_deadline, latency_in_time_s, with_latencies
+from tvm_pipeline.cost.under_load import frame_deadline, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.report import write_report
@@ -41,6 +41,7 @@ from tvm_pipeline.workflow.power_meter import opened_meter
 from tvm_pipeline.workflow.steps import chosen_plan, given_plan
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.control import requested_problem
+from tvm_pipeline_video.service.deadline_guard import DeadlineGuard
 from tvm_pipeline_video.service.host_planning import (
     ApplicationRecord,
     HostPlan,
@@ -83,7 +84,6 @@ from tvm_pipeline_video.service.video_extra import (
 MOST_LABELS = 100  # that are counted; texts that were read may all differ
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
-SETTLES_S = 2.0  # after a change of sources, until late frames count
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
 Picture = NDArray[np.uint8]
 
@@ -147,10 +147,9 @@ class RunningModel:
         metering: measures the joules of the frames of all models of the run; None without a sensor.
         ready: set when the pipeline of a run with `wait` has run a frame.
         decision: how the plan that the run began with was chosen; None if it was given.
-        found, found_in, deadline: as in `ModelReport`.
-        late: how many frames took longer than the deadline.
+        found, found_in: as in `ModelReport`.
         for_rate: whether its plan is for a rate of frames.
-        watched_from: since when late frames are watched, see `misses`.
+        guard: watches the frames against their deadline, where there is one.
     """
 
     label: str
@@ -170,10 +169,11 @@ class RunningModel:
     decision: Decision | None = None
     found: Counter[str] = field(default_factory=Counter)
     found_in: int = 0
-    deadline: FrameDeadline | None = None
-    late: int = 0
     for_rate: bool = False
-    watched_from: tuple[int, int, float] = (0, 0, math.inf)  # frames, late ones, and the clock time from which it holds
+    guard: DeadlineGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = DeadlineGuard(self.pipeline)
 
     def take_results(self, write: ResultWriter, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -208,55 +208,20 @@ class RunningModel:
 
     def _count(self, seen: Analysis[Frame]) -> None:
         self.found_in += bool(seen.annotations)
-        took_s = seen.frame.age_s or seen.result.latency_s  # a frame that is read ahead waits before it enters
-        self.late += self.deadline is not None and took_s > self.deadline.seconds
+        self.guard.count(seen.frame.age_s or seen.result.latency_s)  # one that is read ahead waits before it enters
         for annotation in seen.annotations:
             if annotation.label in self.found or len(self.found) < MOST_LABELS:
                 self.found[annotation.label] += 1
 
     def late_age_s(self) -> float:
         """Return the age of a frame from which the stages behind reading it end after its deadline, as predicted."""
-        if self.deadline is None:
+        deadline = self.guard.deadline
+        if deadline is None:
             return math.inf
         plan, first = self.pipeline.plan, self.problem.graph.operators[0]
         reading = cost_of(self.problem, plan.stages[0].devices[0])
         read_s = reading.alone_s(first) if first.is_host else 0.0
-        return self.deadline.seconds - ((plan.predicted.latency_s or 0.0) - read_s)
-
-    def admits(self, deadline: str, miss_share: float, rate_fps: float) -> str:
-        """Return why a deadline would not be kept by the plan of now at a rate; empty where it would, which it is then.
-
-        Only the model is predicted: the work around it is in no plan of a run that waits for sources.
-        """
-        asked, plan = frame_deadline(deadline, miss_share, rate_fps), self.pipeline.plan
-        times_s = self.bundle.decision.times_s(plan) if self.bundle.decision else ()
-        reached_s = latency_in_time_s(self.pipeline.given, plan, times_s, asked)
-        if reached_s <= asked.seconds:
-            self.deadline = asked
-            self.watch_deadline()
-            return ""
-        would = f"they would take {1e3 * reached_s:.3g} ms"
-        if reached_s == math.inf:
-            would = f"the plan takes {plan.predicted.throughput_fps or 0.0:.3g} a second"
-        return f"it is not taken, since `deadline` {asked} would be missed: {would}"
-
-    def watch_deadline(self) -> None:
-        """Count late frames anew: other sources come or go, and what they leave inside takes a moment."""
-        self.watched_from = 0, 0, time.perf_counter() + SETTLES_S
-
-    def misses(self) -> str:
-        """Return in words that more frames are late than the deadline allows; empty where as many as seen keep it."""
-        frames, late, from_s = self.watched_from
-        if self.deadline is None or time.perf_counter() < from_s:
-            return ""
-        if from_s:
-            self.watched_from = self.pipeline.frames, self.late, 0.0
-            return ""
-        frames, late = self.pipeline.frames - frames, self.late - late
-        if late < SEEN_LATE or late <= self.deadline.miss_share * frames:
-            return ""
-        self.watch_deadline()
-        return f"{late} of {frames} frames took longer than {1e3 * self.deadline.seconds:.4g} ms"
+        return deadline.seconds - ((plan.predicted.latency_s or 0.0) - read_s)
 
     def check(self, limit_s: float) -> None:
         """Give the results up where the decoder has been at a frame for longer than this."""
@@ -290,8 +255,8 @@ class RunningModel:
             chosen_by=_chosen_by(self.decision) if self.decision else "",
             found=dict(self.found),
             found_in=self.found_in,
-            deadline=self.deadline,
-            late_share=self.late / max(self.pipeline.frames, 1) if self.deadline else None,
+            deadline=self.guard.deadline,
+            late_share=self.guard.late / max(self.pipeline.frames, 1) if self.guard.deadline else None,
             paced=self.is_paced,
         )
 
@@ -384,7 +349,9 @@ def opened_models(
         models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event, processes))
-            models[-1].deadline, models[-1].decision = one.planned.deadline, one.planned.decision
+            models[-1].decision = one.planned.decision
+            models[-1].guard.deadline = one.planned.deadline
+            models[-1].guard.decision = one.planned.decision if one.planned.has_host else one.bundle.decision
             models[-1].for_rate = one.planned.rate_fps is not None
             if settings.late == "drop" and isinstance(one.sources, ModelSources):
                 for source in one.sources.live:
@@ -392,7 +359,7 @@ def opened_models(
             if isinstance(one.sources, ChangingInputs):
                 one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
                 if settings.deadline:
-                    one.sources.admits = partial(models[-1].admits, settings.deadline, settings.miss)
+                    one.sources.admits = partial(models[-1].guard.admits, settings.deadline, settings.miss)
                     one.sources.late_age_s = models[-1].late_age_s if settings.late == "drop" else None
             stack.enter_context(watched(models[-1], index, settings, listener))
         if meter:

@@ -28,7 +28,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.workflow.steps import compile_source, measured_profile
 from tvm_pipeline_video import Kind, Source, SourceOptions, host_graph, kinds, open_source
 from tvm_pipeline_video.errors import VideoError
-from tvm_pipeline_video.service import changing_inputs, running_model
+from tvm_pipeline_video.service import changing_inputs, deadline_guard
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.progress import FrameCounts
@@ -132,7 +132,7 @@ def test_a_source_that_would_break_the_deadline_is_not_taken_until_another_one_g
 
 @pytest.mark.thorough
 def test_the_source_that_came_last_is_let_go_where_frames_are_late_and_tried_again_later(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr(running_model, "SETTLES_S", 0.1)
+    monkeypatch.setattr(deadline_guard, "SETTLES_S", 0.1)
     monkeypatch.setattr(changing_inputs, "RETRY_S", 1.0)
     (tmp_path / "slow.py").write_text(
         "import time\ndef decode(outputs, transform):\n    time.sleep(0.4)\n    return []\n"
