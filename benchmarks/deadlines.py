@@ -6,16 +6,28 @@ For each network: compile, profile, plan and verify as `tvm-pipeline compile` do
 at 50, 80 and 95 % of its measured rate, interleaved. A frame's latency counts from when the frame was due. From the
 same runs, two deadlines of each are decided: one below and one above the predicted latency that 99 % of the frames
 keep. The planner decided rightly if the measured share of late frames is on the side of `--miss 0.01` that it told.
+
+    python benchmarks/deadlines.py --promise 600
+
+The street detector of examples/ runs on a synthetic source at 0.7 of its rate, with a deadline of three times the
+predicted latency that 99 % of the frames keep, while a program takes 30 % of the first core for 20 s of each 40: once
+with changes of plan and once without, in that order. A frame's latency counts from when the frame was due.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+from disturbed_profile import loaded
 from prediction import decided, models, read_rounds, rounds_parser
 from rich.console import Console
 from rich.table import Table
@@ -27,15 +39,28 @@ from tvm_pipeline.cost.under_load import FrameDeadline, in_time, with_latencies
 from tvm_pipeline.errors import LimitMissedError
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.workflow.steps import Compiled
+from tvm_pipeline_video.service.listener import Listener
+from tvm_pipeline_video.service.model_bundle import opened_model
+from tvm_pipeline_video.service.running import Service
+from tvm_pipeline_video.service.running_model import plan_alone
+from tvm_pipeline_video.service.settings import Settings
 
 SHARES = (0.5, 0.8, 0.95)  # of the rate that the plan was measured to have
 FACTORS = (0.7, 1.4)  # of the predicted p99, for deadlines to decide
 MISS = 0.01
 WARM_UP = 20  # frames that do not count
+STREET = Path(__file__).parents[1] / "examples/street/detector.tflite"
+LOADED_S, BUSY_S, IDLE_S = 20.0, 0.03, 0.07  # the load of a promise: how long it stays, and is gone; its parts
+SHARE, ROOM = 0.7, 3.0  # the rate of a promise over the plan's, and its deadline over the predicted p99
 
 
 def main() -> None:
-    arguments = read_rounds(rounds_parser(__doc__, "rate", seconds=10.0, rounds=3), short_s=0.05)
+    parser = rounds_parser(__doc__, "rate", seconds=10.0, rounds=3)
+    parser.add_argument("--promise", type=float, metavar="SECONDS", help="run an application with a deadline instead")
+    arguments = read_rounds(parser, short_s=0.05)
+    if arguments.promise:
+        promise(arguments.promise)
+        return
     shares, factors = (SHARES[:1], FACTORS[1:]) if arguments.short else (SHARES, FACTORS)
     quantiles = (column for name in ("p50", "p99") for column in (name, "measured", "error"))
     table = Table("network", "plan", "share", "fps", *quantiles, "deadlines")
@@ -87,6 +112,52 @@ def paced(made: Compiled, plan: Plan, rate_fps: float, seconds: float) -> list[f
         for result in pipeline.map(frames()):
             latencies_s.append(time.perf_counter() - result.tag)
     return latencies_s[WARM_UP:]
+
+
+def promise(seconds: float) -> None:
+    """Print how many frames of an application are late while a load comes and goes."""
+    settings = Settings([STREET])
+    with opened_model(STREET, settings, Listener()) as (path, bundle):
+        problem, plan = plan_alone(settings, bundle).problem, bundle.plan
+    rate_fps = SHARE * (plan.predicted.throughput_fps or 0.0)
+    told = with_latencies(problem, plan, bundle.decision.times_s(plan) if bundle.decision else (), rate_fps).predicted
+    deadline_s = ROOM * (told.latency_p99_s or 0.0)
+    for adapt in ("replan", "off"):
+        with tempfile.TemporaryDirectory() as folder, load_that_comes_and_goes():
+            asked = Settings(
+                [path],
+                [f"synthetic:320x240:{round(rate_fps * seconds)}"],
+                results=f"{folder}/lines.jsonl",
+                rate=rate_fps,
+                deadline=f"{deadline_s:.9f}s",
+                miss=MISS,
+                adapt=adapt,
+            )
+            (report,) = Service(asked).run()
+        changes = sum(event.kind == "switch" for event in report.events)
+        print(
+            f"adapt {adapt}: {report.late_share:.2%} of {report.statistics.frames} frames at {rate_fps:.1f} a second "
+            f"took longer than {1e3 * deadline_s:.0f} ms, promised {MISS:.0%}; {changes} changes of plan"
+        )
+
+
+@contextmanager
+def load_that_comes_and_goes() -> Iterator[None]:
+    """Take a part of the first core for some seconds, again and again, while the block lasts."""
+    ended, core = threading.Event(), min(os.sched_getaffinity(0))
+
+    def alternate() -> None:
+        while not ended.wait(LOADED_S):
+            with loaded(core, BUSY_S, IDLE_S):
+                ended.wait(LOADED_S)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def keeps(problem: Problem, decision: Decision, deadline: FrameDeadline) -> bool:
