@@ -3,9 +3,11 @@
     python benchmarks/deadlines.py
 
 For each network: compile, profile, plan and verify as `tvm-pipeline compile` does. Frames then come to the chosen plan
-at 50, 80 and 95 % of its measured rate, interleaved. A frame's latency counts from when the frame was due. From the
-same runs, two deadlines of each are decided: one below and one above the predicted latency that 99 % of the frames
-keep. The planner decided rightly if the measured share of late frames is on the side of `--miss 0.01` that it told.
+at 50, 80 and 95 % of its measured rate, interleaved. A frame's latency counts from when the frame was due. A run in
+which the hypervisor takes more than 1 % of a core is run again, three times at most, and the least disturbed one
+counts; the column `taken` has what it took in the worst of those that count. From the same runs, two deadlines of each
+are decided: one below and one above the predicted latency that 99 % of the frames keep. The planner decided rightly if
+the measured share of late frames is on the side of `--miss 0.01` that it told.
 
     python benchmarks/deadlines.py --promise 600
 
@@ -25,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from disturbed_profile import loaded
@@ -37,6 +40,7 @@ from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.cost.under_load import FrameDeadline, in_time, with_latencies
 from tvm_pipeline.errors import LimitMissedError
+from tvm_pipeline.profiling.disturbance import Watch
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.workflow.steps import Compiled
 from tvm_pipeline_video.service.listener import Listener
@@ -48,6 +52,7 @@ from tvm_pipeline_video.service.settings import Settings
 SHARES = (0.5, 0.8, 0.95)  # of the rate that the plan was measured to have
 FACTORS = (0.7, 1.4)  # of the predicted p99, for deadlines to decide
 MISS = 0.01
+MOST_RUNS, MOST_TAKEN = 3, 0.01  # of a core, by the hypervisor
 WARM_UP = 20  # frames that do not count
 STREET = Path(__file__).parents[1] / "examples/street/detector.tflite"
 LOADED_S, BUSY_S, IDLE_S = 20.0, 0.03, 0.07  # the load of a promise: how long it stays, and is gone; its parts
@@ -63,17 +68,18 @@ def main() -> None:
         return
     shares, factors = (SHARES[:1], FACTORS[1:]) if arguments.short else (SHARES, FACTORS)
     quantiles = (column for name in ("p50", "p99") for column in (name, "measured", "error"))
-    table = Table("network", "plan", "share", "fps", *quantiles, "deadlines")
+    table = Table("network", "plan", "share", "fps", *quantiles, "deadlines", "taken")
     p50s, p99s, right = [], [], []
     for name, model in models(arguments.models):
         made, problem, decision = decided(model, short=arguments.short)
         plan, found = decision.plan, {result.plan.stages: result.throughput_fps for result in decision.measured}
         capacity_fps = found.get(plan.stages) or plan.predicted.throughput_fps or 0.0
-        measured_s: dict[float, list[float]] = {share: [] for share in shares}
+        runs: dict[float, list[Paced]] = {share: [] for share in shares}
         for _ in range(arguments.rounds):
-            for share, latencies_s in measured_s.items():
-                latencies_s += paced(made, plan, share * capacity_fps, arguments.seconds)
-        for share, latencies_s in measured_s.items():
+            for share, found_at in runs.items():
+                found_at.append(undisturbed(made, plan, share * capacity_fps, arguments.seconds))
+        for share, found_at in runs.items():
+            latencies_s = [one for run in found_at for one in run.latencies_s]
             rate_fps = share * capacity_fps
             told = with_latencies(problem, plan, decision.times_s(plan), rate_fps).predicted
             row = [name, describe(plan), f"{share:.0%}", f"{rate_fps:.1f}"]
@@ -87,13 +93,34 @@ def main() -> None:
                 late = statistics.mean(seconds > deadline.seconds for seconds in latencies_s)
                 cases.append(keeps(problem, decision, deadline) == (late <= MISS))
             right += cases
-            table.add_row(*row, f"{sum(cases)} of {len(cases)}")
+            table.add_row(*row, f"{sum(cases)} of {len(cases)}", f"{max(run.taken for run in found_at):.1%}")
     console = Console(width=160)
     console.print(table)
     for name, errors in (("p50", p50s), ("p99", p99s)):
         sizes = list(map(abs, errors))
         console.print(f"{name}: median error {statistics.median(sizes):.1%}, worst {max(sizes):.1%}")
     console.print(f"deadlines decided rightly: {sum(right)} of {len(right)}")
+
+
+class Paced(NamedTuple):
+    """The latencies of a run, and the share of a core that the hypervisor took meanwhile."""
+
+    latencies_s: list[float]
+    taken: float
+
+
+def undisturbed(made: Compiled, plan: Plan, rate_fps: float, seconds: float) -> Paced:
+    """Return the first run in which the hypervisor took little, or that in which it took least."""
+    runs: list[Paced] = []
+    for _ in range(MOST_RUNS):
+        with Watch(sorted(os.sched_getaffinity(0))) as watch:
+            watch.begin()
+            latencies_s = paced(made, plan, rate_fps, seconds)
+            window = watch.end()
+        runs.append(Paced(latencies_s, window.stolen_s / window.elapsed_s))
+        if runs[-1].taken <= MOST_TAKEN:
+            break
+    return min(runs, key=lambda run: run.taken)
 
 
 def paced(made: Compiled, plan: Plan, rate_fps: float, seconds: float) -> list[float]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.graphs import random_chain
 from tvm_pipeline.backends.batched import of_one_frame
+from tvm_pipeline.core.graph_files import merge_graphs
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
@@ -21,8 +22,11 @@ from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.cost.frame_time import IDLE, frame_time
 from tvm_pipeline.cost.simulate import fixed_rate, simulate
 from tvm_pipeline.cost.under_load import with_latencies
-from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.errors import GraphError, InfeasibleError, OptionError, PlanError
 from tvm_pipeline.planning import plan
+from tvm_pipeline.planning.certificate import check_certifiable
+from tvm_pipeline.planning.deployment import Demand, deploy
+from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.runtime.replanning import quick_plan
 
 PIPELINE = Stage(("a",), ("op0",)), Stage(("b",), ("op1",))
@@ -139,6 +143,27 @@ def test_latencies_under_load_are_of_frames() -> None:
     full = with_latencies(problem, found, times_s).predicted
     assert full.latency_p50_s == pytest.approx(found.calls_inside * 0.02)
     assert with_latencies(problem, found, times_s, 10.0).predicted.latency_p50_s == pytest.approx(0.04)
+
+
+def test_fronts_and_deployments_are_of_frames() -> None:
+    problem = problem_of(5, 4)
+    front, calls = pareto(problem), pareto(of_calls(problem))
+    assert [plan.stages for plan in front] == [plan.stages for plan in calls]
+    assert [p.predicted.throughput_fps for p in front] == pytest.approx([4 * p.predicted.throughput_fps for p in calls])
+    found = deploy([Demand(problem, 40.0), Demand(problem, 20.0)])
+    expected = deploy([Demand(of_calls(problem), 10.0), Demand(of_calls(problem), 5.0)])
+    assert found.utilisation == pytest.approx(expected.utilisation)
+    assert found.rates_fps == (40.0, 20.0)
+    assert found.reachable_fps == pytest.approx([4 * fps for fps in expected.reachable_fps])
+    assert {plan.batch for plan in found.plans} == {4}
+
+
+def test_what_takes_no_batch_refuses_it() -> None:
+    problem = worked()
+    with pytest.raises(GraphError, match="its calls compute 4 frames"):
+        merge_graphs([problem.graph], "one")
+    with pytest.raises(OptionError, match="no certificate: a call computes several frames"):
+        check_certifiable(problem, "ideals")
 
 
 def test_the_graph_of_one_frame_is_that_of_the_call_in_parts() -> None:

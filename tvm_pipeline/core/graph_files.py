@@ -174,7 +174,7 @@ def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
     `net/conv`; if two graphs have the same name, the second is called `net#2`.
 
     Raises:
-        GraphError: there are no graphs, or the names lead to two operators of one name.
+        GraphError: there are no graphs, the names lead to two operators of one name, or calls compute several frames.
 
     Examples:
         >>> net = OperatorGraph("net", (), (Operator("conv", "conv2d", (), (Tensor("out", (8,)),)),), ("out",))
@@ -186,6 +186,8 @@ def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
     """
     if not graphs:
         raise GraphError(f"graph {name}: there are no graphs to merge; give at least one")
+    if wide := next((graph for graph in graphs if graph.batch > 1), None):
+        raise GraphError(f"graph {wide.name}: its calls compute {wide.batch} frames; merge graphs of one frame a call")
     start = Tensor("source", (0,), "int8")
     operators = [Operator("source", "source", (), (start,))]
     inputs: list[Tensor] = []

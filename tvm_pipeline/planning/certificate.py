@@ -73,6 +73,7 @@ def check_certifiable(problem: Problem, scheduler: str) -> None:
     obstacles = {
         f"the scheduler is {scheduler}": scheduler not in CUTS,
         f"the objective is {objective}": objective == "energy" or counts_edges(objective),
+        "a call computes several frames": problem.graph.batch > 1,
         "there is a limit of throughput or latency": problem.min_throughput_fps or problem.max_latency_s,
         "activations may not fit into a device": problem.counts_activations,
         "stages were measured as a whole": problem.profile.segments,

@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_pipeline.core.plan import Plan, Stage, Status
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.batches import of_calls, of_frames
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.errors import InfeasibleError, OptionError, SearchTimeError
@@ -102,6 +103,16 @@ def deploy(demands: Sequence[Demand], time_limit_s: float | None = None) -> Depl
         InfeasibleError: the models cannot be placed together at any rate.
         SearchTimeError: no deployment was found in time, because of limits that few deployments keep.
     """
+    batches = [demand.problem.graph.batch for demand in demands]
+    if max(batches, default=1) > 1:
+        pairs = list(zip(demands, batches, strict=True))
+        found = deploy([Demand(of_calls(d.problem), d.rate_fps / batch) for d, batch in pairs], time_limit_s)
+        return replace(
+            found,
+            plans=tuple(of_frames(plan, batch) for plan, batch in zip(found.plans, batches, strict=True)),
+            rates_fps=tuple(demand.rate_fps for demand in demands),
+            reachable_fps=tuple(batch * fps for fps, batch in zip(found.reachable_fps, batches, strict=True)),
+        )
     _check(demands)
     deadline = time.monotonic() + (SEARCH_S if time_limit_s is None else time_limit_s)
     plans, bound = _searched(demands, deadline)

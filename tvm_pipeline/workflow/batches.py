@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -25,14 +26,15 @@ from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import GraphError, LimitMissedError, ModelError, NoPlanError, OptionError
 from tvm_pipeline.frontends.batching import batched
-from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
+from tvm_pipeline.runtime.comparison import in_turn, runner
 from tvm_pipeline.runtime.pipeline import Pipeline
-from tvm_pipeline.runtime.verification import LEAST_ROUNDS, TIED
+from tvm_pipeline.runtime.verification import TIED
 from tvm_pipeline.workflow.compiling import Compiled
 from tvm_pipeline.workflow.steps import measured_profile
 
 AUTO = (2, 4, 8)  # are tried, beside one frame a call
 MOST_BATCH = 256
+ROUNDS = 5  # of equal plans, one is faster in all of them once in 32 times
 
 _log = logging.getLogger(__name__)
 
@@ -98,8 +100,7 @@ def best_batch(
 ) -> Planned:
     """Return the model compiled for the batch of most frames a second, or of fewest joules.
 
-    Several batches compete with one frame a call; candidates within 2 % of the best give way to smaller batches. A
-    single batch is taken as it is.
+    Several batches compete with one frame a call, see `best_of`. A single batch is taken as it is.
 
     Args:
         alone: one frame a call, with which the others are compared.
@@ -143,7 +144,7 @@ def planned_batch(
     try:
         made = replace(made, compiled=with_batch(made.compiled, batch))
     except GraphError as error:
-        raise ModelError(f"{model.name}: {error}") from error
+        raise ModelError(str(error)) from error
     problem = replace(
         alone.problem,
         graph=made.compiled.graph,
@@ -193,25 +194,38 @@ def _outputs(planned: Planned, frames: list[dict[str, Array]]) -> list[dict[str,
 
 
 def best_of(found: Sequence[Planned], verify_s: float) -> Planned:
-    """Return the best of several batches, which are in ascending order, with the reason in its decision."""
+    """Return the best of several batches, which are in ascending order, with the reason in its decision.
+
+    A larger batch must be better by more than 2 %, and in each round.
+    """
     energy = found[0].plan.objective == "energy"
-    figures = [_predicted(one.plan, energy=energy) for one in found]
-    how = "predicted"
+    figures, how = [[_predicted(one.plan, energy=energy)] for one in found], "predicted"
     if verify_s > 0 and not energy:
         figures, how = _rates(found, verify_s), "measured in turns"
-    chosen = next(index for index, figure in enumerate(figures) if figure >= TIED * max(figures))
+    chosen = 0
+    for index, own in enumerate(figures):
+        ratios = [rate / max(other, 1e-12) for rate, other in zip(own, figures[chosen], strict=True)]
+        if median(ratios) * TIED > 1 and min(ratios) > 1:
+            chosen = index
     unit = "frames a joule" if energy else "fps"
-    told = ", ".join(f"{figure:.4g} with {one.plan.batch}" for figure, one in zip(figures, found, strict=True))
+    pairs = zip(figures, found, strict=True)
+    told = ", ".join(f"{median(own):.4g} with {one.plan.batch}" for own, one in pairs)
     best = found[chosen]
     why = f"{best.plan.batch} frames a call: {unit} {how}: {told}; {best.decision.why}"
     return replace(best, decision=replace(best.decision, why=why))
 
 
-def _rates(found: Sequence[Planned], verify_s: float) -> list[float]:
-    """Return the frames a second of each plan, of all in turns."""
-    runs: list[tuple[Plan, Run]] = [(one.plan, runner(one.made.compiled, one.made.platform)) for one in found]
-    seconds = verify_s / LEAST_ROUNDS / len(runs)
-    return [one.throughput_fps for one in side_by_side(runs, seconds=seconds, rounds=LEAST_ROUNDS)]
+def _rates(found: Sequence[Planned], verify_s: float) -> list[list[float]]:
+    """Return the frames a second of each plan in each round, in which all of them run in turns."""
+    runs = [runner(one.made.compiled, one.made.platform) for one in found]
+    seconds = verify_s / ROUNDS / len(found)
+    rates: list[list[float]] = [[] for _ in found]
+    for round_ in range(ROUNDS):
+        for index in in_turn(range(len(found)), round_):
+            plan = found[index].plan
+            _log.info(f"measuring {plan.batch} frames a call, round {round_ + 1} of {ROUNDS}")
+            rates[index].append(runs[index](plan, seconds).throughput_fps)
+    return rates
 
 
 def _predicted(plan: Plan, *, energy: bool) -> float:

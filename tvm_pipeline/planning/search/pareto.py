@@ -17,6 +17,7 @@ import numpy as np
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.batches import of_calls, of_frames
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.planning.conflict import explain
@@ -38,6 +39,8 @@ def pareto(problem: Problem) -> list[Plan]:
     Raises:
         InfeasibleError: no plan keeps the limits.
     """
+    if (batch := problem.graph.batch) > 1:
+        return [of_frames(plan, batch) for plan in pareto(of_calls(problem))]
     cuts = ideals(problem.graph)
     if cuts is None or len(cuts) > MOST_CUTS:
         cuts = prefixes(problem.graph)

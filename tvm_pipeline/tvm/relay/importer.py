@@ -167,7 +167,8 @@ def _from_testing(model: Model) -> tuple[tvm.IRModule, Params]:
         key = {"densenet": "densenet_size"}.get(name, "num_layers")
         arguments[key] = int(layers)
     if model.inputs:
-        arguments["image_shape"] = tuple(model.inputs[0].shape[1:])
+        arguments["batch_size"], *image_shape = model.inputs[0].shape
+        arguments["image_shape"] = tuple(image_shape)
     return network.get_workload(**arguments)
 
 
