@@ -161,6 +161,8 @@ def promise(seconds: float) -> None:
                 adapt=adapt,
             )
             (report,) = Service(asked).run()
+        for event in report.events:
+            print(f"{event.time_s:.1f} s: {event.kind}: {event.reason}")
         changes = sum(event.kind == "switch" for event in report.events)
         print(
             f"adapt {adapt}: {report.late_share:.2%} of {report.statistics.frames} frames at {rate_fps:.1f} a second "

@@ -55,7 +55,7 @@ MOST_LINES = {
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3160,
     "tvm_pipeline/core": 3250,
-    "tvm_pipeline/cost": 2290,
+    "tvm_pipeline/cost": 2320,
     "tvm_pipeline/frontends": 2690,
     "tvm_pipeline/memory": 3000,
     "tvm_pipeline/planning": 12_080,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 8560,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3700,
-    "plugins/tvm_pipeline_video": 14_340,
+    "plugins/tvm_pipeline_video": 14_350,
 }
 
 

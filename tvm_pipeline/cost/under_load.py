@@ -152,57 +152,83 @@ def most_cameras(problem: Problem, plan: Plan, times_s: Times, deadline: FrameDe
 
 
 def in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> Decision:
-    """Return the decision for the candidate that keeps a deadline: the one with the most capacity, or fewest joules.
-
-    Joules decide where energy is the objective. Candidates that were measured come first, since the times of their
-    stages are known. The plan holds no more frames than can be in time.
+    """Return the decision for the candidate that keeps a deadline, see `plan_in_time`.
 
     Raises:
         LimitMissedError: none does; the message gives the best deadline at this rate, or the rate that keeps this one.
     """
-    rates = {found.plan.stages: found.throughput_fps for found in decision.measured}
+    asked = _Promise(problem, decision, deadline)
+    chosen = asked.best()
+    if chosen is None:
+        raise asked.refusal()
+    spare = asked.capacity_fps(chosen) / deadline.rate_fps - 1
+    why = f"{describe(chosen)} keeps {deadline}, with {spare:.0%} of capacity to spare; {decision.why}"
+    others = (plan for plan in decision.candidates if plan.stages != chosen.stages)
+    return replace(decision, plan=chosen, candidates=(chosen, *others), why=why)
 
-    def capacity_fps(plan: Plan) -> float:
-        return rates.get(plan.stages) or plan.predicted.throughput_fps or 0.0
 
-    def order(plan: Plan) -> tuple[bool, float]:
-        by_joules = problem.objective == "energy" and plan.predicted.energy_j is not None
-        return plan.stages not in rates, plan.predicted.energy_j or 0.0 if by_joules else -capacity_fps(plan)
+def plan_in_time(problem: Problem, decision: Decision, deadline: FrameDeadline) -> Plan | None:
+    """Return the candidate that keeps a deadline with the most capacity, or the fewest joules; None where none does.
 
-    def held(plan: Plan) -> Plan:
-        allowed = max(1, math.floor(deadline.seconds * capacity_fps(plan) / plan.batch))
+    Joules decide where energy is the objective. Candidates that were measured come first, since the times of their
+    stages are known. The plan holds no more frames than can be in time.
+    """
+    return _Promise(problem, decision, deadline).best()
+
+
+class _Promise:
+    """The candidates of a decision against a deadline."""
+
+    def __init__(self, problem: Problem, decision: Decision, deadline: FrameDeadline) -> None:
+        self._problem, self._decision, self._deadline = problem, decision, deadline
+        self._rates = {found.plan.stages: found.throughput_fps for found in decision.measured}
+        self._most = max(FRAMES, math.ceil(SEEN_LATE / deadline.miss_share))
+        self._candidates = sorted((p for p in decision.candidates if p.predicted.throughput_fps), key=self._order)
+
+    def capacity_fps(self, plan: Plan) -> float:
+        return self._rates.get(plan.stages) or plan.predicted.throughput_fps or 0.0
+
+    def best(self) -> Plan | None:
+        """Return the first candidate that keeps the deadline, with as many frames inside as can be in time."""
+        rate_fps = self._deadline.rate_fps
+        return next((self._held(plan) for plan in self._candidates if self._keeps(plan, rate_fps)), None)
+
+    def refusal(self) -> LimitMissedError:
+        """Return the error where none keeps it, with what would hold."""
+        deadline = self._deadline
+        slower = ((share * deadline.rate_fps, plan) for share in SHARES for plan in self._candidates)
+        holds = next((rate_fps for rate_fps, plan in slower if self._keeps(plan, rate_fps)), None)
+        told = [f"up to {holds:.3g} frames a second it would hold" if holds else "nor does one at a tenth of this rate"]
+        able = [plan for plan in self._candidates if self.capacity_fps(plan) > deadline.rate_fps]
+        if able:
+            found = ((self._latencies_s(plan, deadline.rate_fps, self._most), describe(plan)) for plan in able)
+            best_s, best = min((float(np.quantile(reached, 1 - deadline.miss_share)), name) for reached, name in found)
+            told.insert(0, f"the best deadline at this rate is {1e3 * best_s:.3g} ms, of {best}")
+        else:
+            most_fps = max(map(self.capacity_fps, self._candidates), default=0.0)
+            told.insert(0, f"the most that a candidate can take is {most_fps:.3g}")
+        return LimitMissedError(f"no candidate keeps `deadline` {deadline}: {'; '.join(told)}")
+
+    def _order(self, plan: Plan) -> tuple[bool, float]:
+        by_joules = self._problem.objective == "energy" and plan.predicted.energy_j is not None
+        less_is_better = plan.predicted.energy_j or 0.0 if by_joules else -self.capacity_fps(plan)
+        return plan.stages not in self._rates, less_is_better
+
+    def _held(self, plan: Plan) -> Plan:
+        allowed = max(1, math.floor(self._deadline.seconds * self.capacity_fps(plan) / plan.batch))
         return replace(plan, in_flight=allowed) if allowed < plan.calls_inside else plan
 
-    def latencies_s(plan: Plan, rate_fps: float, frames: int) -> list[float]:
-        return simulated_latencies(problem, plan, decision.times_s(plan), fixed_rate(rate_fps), frames)
+    def _latencies_s(self, plan: Plan, rate_fps: float, frames: int) -> list[float]:
+        times_s = self._decision.times_s(plan)
+        return simulated_latencies(self._problem, plan, times_s, fixed_rate(rate_fps), frames)
 
-    def keeps(plan: Plan, rate_fps: float) -> bool:
+    def _keeps(self, plan: Plan, rate_fps: float) -> bool:
         """Return whether it does in some frames, and then in as many as tell a small share."""
-        if capacity_fps(plan) <= rate_fps:
+        if self.capacity_fps(plan) <= rate_fps:
             return False
-        for frames in sorted({FRAMES, most}):
-            late = sum(seconds > deadline.seconds for seconds in latencies_s(held(plan), rate_fps, frames))
-            if late / frames > max(deadline.miss_share, SEEN_LATE / frames):
+        for frames in sorted({FRAMES, self._most}):
+            latencies_s = self._latencies_s(self._held(plan), rate_fps, frames)
+            late = sum(seconds > self._deadline.seconds for seconds in latencies_s)
+            if late / frames > max(self._deadline.miss_share, SEEN_LATE / frames):
                 return False
         return True
-
-    most = max(FRAMES, math.ceil(SEEN_LATE / deadline.miss_share))
-    known = [plan for plan in decision.candidates if plan.predicted.throughput_fps]
-    candidates = sorted(known, key=order)
-    chosen = next((held(plan) for plan in candidates if keeps(plan, deadline.rate_fps)), None)
-    if chosen is not None:
-        spare = capacity_fps(chosen) / deadline.rate_fps - 1
-        why = f"{describe(chosen)} keeps {deadline}, with {spare:.0%} of capacity to spare; {decision.why}"
-        others = (plan for plan in decision.candidates if plan.stages != chosen.stages)
-        return replace(decision, plan=chosen, candidates=(chosen, *others), why=why)
-    slower = ((share * deadline.rate_fps, plan) for share in SHARES for plan in candidates)
-    holds = next((rate_fps for rate_fps, plan in slower if keeps(plan, rate_fps)), None)
-    told = [f"up to {holds:.3g} frames a second it would hold" if holds else "nor does one at a tenth of this rate"]
-    able = [plan for plan in candidates if capacity_fps(plan) > deadline.rate_fps]
-    if able:
-        found = ((latencies_s(plan, deadline.rate_fps, most), describe(plan)) for plan in able)
-        best_s, best = min((float(np.quantile(reached, 1 - deadline.miss_share)), name) for reached, name in found)
-        told.insert(0, f"the best deadline at this rate is {1e3 * best_s:.3g} ms, of {best}")
-    else:
-        told.insert(0, f"the most that a candidate can take is {max(map(capacity_fps, candidates), default=0.0):.3g}")
-    raise LimitMissedError(f"no candidate keeps `deadline` {deadline}: {'; '.join(told)}")

@@ -18,13 +18,21 @@ from dataclasses import dataclass, field, replace
 from tvm_pipeline import Decision, Plan
 from tvm_pipeline.core.plan import Measured
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import SEEN_LATE, FrameDeadline, Times, frame_deadline, in_time, latency_in_time_s
-from tvm_pipeline.errors import LimitMissedError, PlanError
+from tvm_pipeline.cost.under_load import (
+    SEEN_LATE,
+    FrameDeadline,
+    Times,
+    frame_deadline,
+    latency_in_time_s,
+    plan_in_time,
+)
+from tvm_pipeline.errors import PlanError
 from tvm_pipeline.runtime import LivePipeline
 
 _log = logging.getLogger(__name__)
 
 SETTLES_S = 2.0  # after a change of sources or of the plan, until late frames count
+SIMULATING_SHARE = 0.02  # of a core that the search takes from the stages, at most
 QUICK_SHARE = 0.01  # a plan is sought for no rarer misses, which take a longer simulation beside the run
 
 
@@ -44,6 +52,7 @@ class DeadlineGuard:
     late: int = 0
     _late_at: deque[int] = field(default_factory=lambda: deque(maxlen=SEEN_LATE))  # frames that had come out by then
     _from_s: float = 0.0  # the clock time from which late frames count
+    _rests_until_s: float = 0.0  # and that from which a plan is sought again
 
     def count(self, took_s: float) -> None:
         """Take note of a frame that came out."""
@@ -87,15 +96,16 @@ class DeadlineGuard:
         late, deadline = self._late(SEEN_LATE // 2), self.deadline
         if not late or deadline is None or self.decision is None or not self.pipeline.factors:
             return
+        if time.perf_counter() < self._rests_until_s:
+            return
         self.watch()
         deadline = replace(deadline, miss_share=max(deadline.miss_share, QUICK_SHARE))
-        now = self._as_slow_as_now(self.decision)
-        try:
-            plan = in_time(self.pipeline.problem, now, deadline).plan
-        except (LimitMissedError, PlanError) as error:
-            self.pipeline.note("limit", f"{late}: {error}")
-            return
-        if plan.stages != self.pipeline.plan.stages:
+        began_s = time.thread_time()
+        plan = plan_in_time(self.pipeline.problem, self._as_slow_as_now(self.decision), deadline)
+        self._rests_until_s = time.perf_counter() + (time.thread_time() - began_s) / SIMULATING_SHARE
+        if plan is None:
+            self.pipeline.note("limit", f"{late}, and no plan would keep the deadline now")
+        elif plan.stages != self.pipeline.plan.stages:
             self.pipeline.switch(plan, f"{late}, and with it they would not")
 
     def _late(self, most: int) -> str:

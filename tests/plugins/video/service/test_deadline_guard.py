@@ -98,13 +98,17 @@ def test_where_the_running_plan_is_the_best_it_stays(guard):
     assert (guard.pipeline.switches, guard.pipeline.notes) == ([], [])
 
 
-def test_where_no_plan_keeps_it_that_is_noted(guard):
+def test_where_no_plan_keeps_it_that_is_noted(guard, monkeypatch):
+    monkeypatch.setattr(deadline_guard, "SIMULATING_SHARE", 1e-6)
     guard.pipeline.factors = {"a": 2.0, "b": 2.0}
     run(guard, 100, late=5)
     guard.keep()
     ((kind, reason),) = guard.pipeline.notes
     assert kind == "limit"
-    assert reason.startswith("5 of the last 100 frames took longer than 45 ms: no candidate keeps `deadline` 45 ms")
+    assert reason == "5 of the last 100 frames took longer than 45 ms, and no plan would keep the deadline now"
+    run(guard, 100, late=5)
+    guard.keep()  # what the search took is a small share of the time until the next
+    assert len(guard.pipeline.notes) == 1
 
 
 def test_a_device_that_is_out_takes_its_plans_with_it(guard):
