@@ -18,6 +18,7 @@ from tests.edgetpu.networks import Op, Options, Type, Writer, run, schema
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import load
+from tvm_pipeline.frontends.batching import batched
 
 NAME = "tensor/0:0"
 
@@ -54,6 +55,16 @@ def test_every_tensor_gets_the_extents_that_follow(path: Path) -> None:
     parsed = schema.ModelT.InitFromPackedBuf(model.content, 0).subgraphs[0]
     assert [list(tensor.shape) for tensor in parsed.tensors] == [[2, 5, 3], [2, 5, 3], [2, 3], [1]]
     assert all(tensor.shapeSignature is None for tensor in parsed.tensors)
+
+
+def test_frames_of_a_call_are_those_alone(path: Path) -> None:
+    model = load(path, {NAME: (1, 5, 3)})
+    wide = batched(model, model.inputs, 4)
+    assert wide.inputs == (Tensor(NAME, (4, 5, 3)),)
+    frames = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
+    found, alone = run(wide.content, {NAME: frames}), [run(model.content, {NAME: frame[None]}) for frame in frames]
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, np.concatenate([one[name] for one in alone]))
 
 
 def test_what_is_missing_or_does_not_fit_is_said(path: Path) -> None:

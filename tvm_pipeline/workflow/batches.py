@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -140,19 +141,22 @@ def planned_batch(
 
     The arguments, and what is raised, are those of `best_batch` for a single batch.
     """
-    made = recompiled(batched(model, alone.made.compiled.graph.inputs, batch))
-    try:
-        made = replace(made, compiled=with_batch(made.compiled, batch))
-    except GraphError as error:
-        raise ModelError(str(error)) from error
-    problem = replace(
-        alone.problem,
-        graph=made.compiled.graph,
-        platform=in_mode(made.platform, alone.problem.profile.power_mode),
-        profile=measured_profile(made),
-    )
-    wide = decided(made, problem)
-    name, worst = model.name, compared(alone, wide)
+    with ExitStack() as failing:
+        made = recompiled(batched(model, alone.made.compiled.graph.inputs, batch))
+        failing.callback(made.compiled.close)
+        try:
+            made = replace(made, compiled=with_batch(made.compiled, batch))
+        except GraphError as error:
+            raise ModelError(str(error)) from error
+        problem = replace(
+            alone.problem,
+            graph=made.compiled.graph,
+            platform=in_mode(made.platform, alone.problem.profile.power_mode),
+            profile=measured_profile(made),
+        )
+        wide = decided(made, problem)
+        name, worst = model.name, compared(alone, wide)
+        failing.pop_all()
     if worst:
         _log.warning(
             f"{name}: with {batch} frames a call its outputs differ by up to {worst:.1e} of the largest from those of "
