@@ -15,6 +15,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,17 +36,19 @@ class EmulatedDisk:
         self._contents: dict[_Place, bytes] = {}
         self._names: dict[_Place, dict[str, _Place]] = {}
         self._held: dict[_Place, int] = {}  # descriptors, so that no new file gets the inode of one that has gone
+        self._lock = threading.Lock()  # else a thread may note what it has read before another one noted more
 
     def synced(self, descriptor: int) -> None:
         """Note what a file or a folder holds now."""
         about, path = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}")
         place = about.st_dev, about.st_ino
-        if stat.S_ISREG(about.st_mode):
-            self._contents[place] = path.read_bytes()
-        elif stat.S_ISDIR(about.st_mode):
-            self._names[place] = {one.name: _place(one.stat()) for one in path.iterdir() if one.is_file()}
-        if place not in self._held:
-            self._held[place] = os.open(path, os.O_RDONLY)  # a copy of the descriptor would hold its lock
+        with self._lock:
+            if stat.S_ISREG(about.st_mode):
+                self._contents[place] = path.read_bytes()
+            elif stat.S_ISDIR(about.st_mode):
+                self._names[place] = {one.name: _place(one.stat()) for one in path.iterdir() if one.is_file()}
+            if place not in self._held:
+                self._held[place] = os.open(path, os.O_RDONLY)  # a copy of the descriptor would hold its lock
 
     def left(self, folder: Path) -> dict[str, bytes]:
         """Return the files of a folder that a power failure would leave now, with their contents."""
