@@ -10,14 +10,13 @@ Next: `cost/under_load.py`, which predicts by simulation.
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tvm_pipeline import Decision, Plan
 from tvm_pipeline.core.plan import Measured
-from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.under_load import (
     SEEN_LATE,
     FrameDeadline,
@@ -28,11 +27,11 @@ from tvm_pipeline.cost.under_load import (
 )
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.runtime import LivePipeline
-
-_log = logging.getLogger(__name__)
+from tvm_pipeline.runtime.replanning import judged_now
 
 SETTLES_S = 2.0  # after a change of sources or of the plan, until late frames count
 SIMULATING_SHARE = 0.02  # of a core that the search takes from the stages, at most
+REST_S = 10.0  # between two searches, at least
 QUICK_SHARE = 0.01  # a plan is sought for no rarer misses, which take a longer simulation beside the run
 
 
@@ -80,7 +79,7 @@ class DeadlineGuard:
             self.watch()
             return ""
         would = f"they would take {1e3 * reached_s:.3g} ms"
-        if reached_s == float("inf"):
+        if reached_s == math.inf:
             would = f"the plan takes {plan.predicted.throughput_fps or 0.0:.3g} a second"
         return f"it is not taken, since `deadline` {asked} would be missed: {would}"
 
@@ -98,14 +97,15 @@ class DeadlineGuard:
             return
         if time.perf_counter() < self._rests_until_s:
             return
-        self.watch()
         deadline = replace(deadline, miss_share=max(deadline.miss_share, QUICK_SHARE))
         began_s = time.thread_time()
         plan = plan_in_time(self.pipeline.problem, self._as_slow_as_now(self.decision), deadline)
-        self._rests_until_s = time.perf_counter() + (time.thread_time() - began_s) / SIMULATING_SHARE
+        rest_s = max((time.thread_time() - began_s) / SIMULATING_SHARE, REST_S)
+        self._rests_until_s = time.perf_counter() + rest_s
         if plan is None:
             self.pipeline.note("limit", f"{late}, and no plan would keep the deadline now")
         elif plan.stages != self.pipeline.plan.stages:
+            self.watch()
             self.pipeline.switch(plan, f"{late}, and with it they would not")
 
     def _late(self, most: int) -> str:
@@ -123,7 +123,7 @@ class DeadlineGuard:
         candidates = []
         for plan in decision.candidates:
             try:
-                candidates.append(judged(replace(problem, min_throughput_fps=None, max_latency_s=None), plan))
+                candidates.append(judged_now(problem, plan))
             except PlanError:
                 continue  # a device of it is out
 

@@ -109,6 +109,7 @@ def test_where_no_plan_keeps_it_that_is_noted(guard, monkeypatch):
     run(guard, 100, late=5)
     guard.keep()  # what the search took is a small share of the time until the next
     assert len(guard.pipeline.notes) == 1
+    assert guard.misses() == "10 of the last 200 frames took longer than 45 ms"  # those before the search count, too
 
 
 def test_a_device_that_is_out_takes_its_plans_with_it(guard):
