@@ -10,8 +10,8 @@ the rules of the running pipeline (`runtime/pipeline.py`):
 - A frame takes one of `in_flight` slots when it enters and gives it back when it leaves, in order; queues between
   stages have no other limit. A frame that finds no slot waits outside, or is dropped where the source is live.
 - A call of a graph with a batch takes the frames that have come when its first stage begins, as many as the batch at
-  most. Where that stage reads the frames itself, it waits for all of them. What follows is said of calls where there
-  is a batch.
+  most. Where that stage reads the frames itself, it waits for all of them. With a batch, the
+  rules below hold for calls in place of frames.
 - A stage takes frames in the order in which they left the stage before, and one with an ordered operator in the order
   in which they entered. A device does one thing at a time; where it serves several stages the earlier frame goes first.
   But a replica that serves other stages alone does these first, because no other device can. Of idle replicas, the one

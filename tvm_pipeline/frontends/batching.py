@@ -1,6 +1,6 @@
 """A model whose calls compute several frames together: each input has their first axes in a row.
 
-Whether frames stay apart in it, its numbers tell: `workflow/batches.py` compares them. Next: `onnx.py`, `tflite.py`.
+`workflow/batches.py` compares its results, which tell whether frames stay apart. Next: `onnx.py`, `tflite.py`.
 """
 
 from __future__ import annotations

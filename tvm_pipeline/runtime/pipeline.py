@@ -58,7 +58,7 @@ class Pipeline(FrameStream):
         compiled: the model, compiled for the plan's devices.
         plan: which device runs which operators.
         platform: the devices, settled on this machine.
-        in_flight: frames inside at once, or calls; the default, `Plan.calls_inside`, keeps every worker busy.
+        in_flight: calls inside at once, mostly of one frame; the default, `Plan.calls_inside`, keeps workers busy.
         threads: where the workers run; its own unless given.
         after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device, and, where the
             stage holds host operators, when that pipeline has no more frames for these.
