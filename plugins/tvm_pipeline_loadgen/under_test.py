@@ -22,7 +22,7 @@ import numpy as np
 
 from tvm_pipeline import OperatorGraph, PipelineError
 from tvm_pipeline.backends import Array
-from tvm_pipeline.backends.ports import frame_of_noise
+from tvm_pipeline.backends.ports import frames_of_noise
 
 MOST_BYTES = 1 << 16  # of an answer that LoadGen logs as it is; a larger one is logged as its SHA-256
 SAMPLES, SAMPLE_BYTES = 64, 64 << 20  # at most, of the library of samples; at least four
@@ -160,10 +160,9 @@ def answer_of(outputs: Mapping[str, Array]) -> Array:
 
 
 def samples(graph: OperatorGraph) -> list[dict[str, Array]]:
-    """Return frames of noise that differ: one, and the same turned by some elements."""
-    frame = frame_of_noise(graph)
-    count = max(4, min(SAMPLES, SAMPLE_BYTES // sum(array.nbytes for array in frame.values())))
-    return [{name: np.roll(array, number) for name, array in frame.items()} for number in range(count)]
+    """Return frames of noise that differ."""
+    frame_bytes = sum(tensor.bytes for tensor in graph.inputs)
+    return frames_of_noise(graph, max(4, min(SAMPLES, SAMPLE_BYTES // frame_bytes)))
 
 
 def _complete(sample: int, address: int, size: int) -> None:

@@ -51,7 +51,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2900,
+    "tvm_pipeline/backends": 2910,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3160,
     "tvm_pipeline/core": 3250,
@@ -66,7 +66,7 @@ MOST_LINES = {
     "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/tvm": 15_300,
-    "tvm_pipeline/workflow": 2730,
+    "tvm_pipeline/workflow": 2720,
     "backends/tvm_pipeline_edgetpu": 3420,
     "backends/tvm_pipeline_gpu": 900,
     "backends/tvm_pipeline_host": 450,

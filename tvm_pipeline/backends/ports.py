@@ -79,6 +79,12 @@ def frame_of_noise(graph: OperatorGraph) -> dict[str, Array]:
     return {tensor.name: noise(Port.of(tensor)) for tensor in graph.inputs}
 
 
+def frames_of_noise(graph: OperatorGraph, count: int) -> list[dict[str, Array]]:
+    """Return frames that differ: `frame_of_noise`, and the same turned by one element more for each."""
+    frame = frame_of_noise(graph)
+    return [{name: np.roll(array, number) for name, array in frame.items()} for number in range(count)]
+
+
 def input_for_timing(graph: OperatorGraph, port: Port) -> Array:
     """Return input of a stage for measuring: noise, but zeros for integers that the model computes.
 

@@ -33,6 +33,7 @@ from tvm_pipeline.cli.options import (
     ToleranceOption,
     ValuesOption,
     VerifyOption,
+    check_apart,
     check_outputs,
     check_remote,
     deadline_of,
@@ -55,7 +56,7 @@ from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.workflow.applications import applications
-from tvm_pipeline.workflow.batches import Planned, batches_of, best_batch, check_batch_alone
+from tvm_pipeline.workflow.batches import Planned, batches_of, best_batch
 from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.steps import (
@@ -153,7 +154,7 @@ def command(
     batches = batches_of(batch, chosen)
     if batches:
         others = {"plan": plan, "profile": profile, "source": source, "remote": remote, "carry": carry}
-        check_batch_alone(batch, {**others, "memory_rewrite": memory_rewrite})
+        check_apart("batch", {**others, "memory_rewrite": memory_rewrite}, "each batch is compiled and planned anew")
     beside = Path(model).with_suffix(".toml")
     read = (
         model,

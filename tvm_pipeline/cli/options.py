@@ -156,9 +156,15 @@ def values_of(text: str | None) -> Values | None:
 
 def check_remote(remote: str | None, given: Mapping[str, object], why: str) -> None:
     """Raise OptionError where a board is asked for beside a setting, by its field, that is for this machine alone."""
+    if remote is not None:
+        check_apart("remote", given, why)
+
+
+def check_apart(field: str, given: Mapping[str, object], why: str) -> None:
+    """Raise OptionError where one of these settings is given beside that of `field`."""
     for name, value in given.items():
-        if remote is not None and value:
-            raise OptionError(f"`{name}` does not go with `remote`: {why}", option=name)
+        if value:
+            raise OptionError(f"`{name}` does not go with `{field}`: {why}", option=name)
 
 
 def deadline_of(text: str | None, miss: float, rate_fps: float | None, obstacle: str = "") -> FrameDeadline | None:

@@ -124,12 +124,9 @@ def command(
     predicted = chosen.predicted
     if pace_fps is not None and predicted.throughput_fps is not None:
         predicted = replace(at_pace(problem, predicted, pace_fps), throughput_fps=predicted.throughput_fps)
-    show(
-        _simulated(
-            statistics_table(predicted, found.statistics, energy, chosen.batch * inside, paced=pace_fps is not None)
-        ),
-        json,
-    )
+    frames_inside = chosen.batch * inside
+    table = statistics_table(predicted, found.statistics, energy, frames_inside, paced=pace_fps is not None)
+    show(_simulated(table), json)
     show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 

@@ -9,18 +9,15 @@ Next: `frontends/batching.py`, which widens a model; `cost/batches.py`, whose fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 
-import numpy as np
-
 from tvm_pipeline.backends.batched import with_batch
 from tvm_pipeline.backends.closeness import difference
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.backends.ports import Port, noise
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.backends.ports import Port, frames_of_noise
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Decision, Plan
@@ -35,7 +32,7 @@ from tvm_pipeline.workflow.steps import measured_profile
 
 AUTO = (2, 4, 8)  # are tried, beside one frame a call
 MOST_BATCH = 256
-ROUNDS = 5  # of equal plans, one is faster in all of them once in 32 times
+ROUNDS = 5  # one of two equal plans is faster in all of them once in 32 times
 
 _log = logging.getLogger(__name__)
 
@@ -80,15 +77,6 @@ def batches_of(text: str, objective: str) -> Sequence[int]:
             value=text,
         )
     return (int(text),)
-
-
-def check_batch_alone(batch: str, others: Mapping[str, object]) -> None:
-    """Raise OptionError where a setting is given that does not go with a batch."""
-    for name, value in others.items():
-        if value:
-            raise OptionError(
-                f"`batch` {batch} does not go with `{name}`; leave one of them out", option="batch", value=batch
-            )
 
 
 def best_batch(
@@ -171,7 +159,7 @@ def compared(alone: Planned, wide: Planned) -> float:
     Raises:
         ModelError: they are further apart than two compilations of a model may be, so frames mix.
     """
-    frames, worst = list(_frames(alone.problem.graph, 2 * wide.plan.batch + 1)), 0.0
+    frames, worst = frames_of_noise(alone.problem.graph, 2 * wide.plan.batch + 1), 0.0
     for expected, found in zip(_outputs(alone, frames), _outputs(wide, frames), strict=True):
         for name, array in expected.items():
             port = Port(name, array.shape, str(array.dtype))
@@ -183,13 +171,6 @@ def compared(alone: Planned, wide: Planned) -> float:
                 )
             worst = max(worst, apart.worst / max(apart.largest, 1e-30))
     return worst
-
-
-def _frames(graph: OperatorGraph, count: int) -> Iterator[dict[str, Array]]:
-    """Yield frames of noise, each another one."""
-    drawn = [{tensor.name: noise(Port.of(tensor)) for tensor in graph.inputs}]
-    for number in range(count):
-        yield {name: np.roll(array.reshape(-1), number).reshape(array.shape) for name, array in drawn[0].items()}
 
 
 def _outputs(planned: Planned, frames: list[dict[str, Array]]) -> list[dict[str, Array]]:

@@ -110,8 +110,7 @@ def run(frames, *, decode=colour, write=lambda seen, picture: None, stages=None,
 def test_it_gives_what_the_parts_give_one_after_the_other(stages, batch):
     written = []
     with open_source(FILM) as source:
-        keep = lambda seen, picture: written.append((seen, picture))  # noqa: E731
-        found, error = run(source, write=keep, stages=stages, batch=batch)
+        found, error = run(source, write=lambda *seen: written.append(seen), stages=stages, batch=batch)
     assert error is None
     with open_source(FILM) as source:
         for seen, (line, picture), frame in itertools.zip_longest(found, written, source):
