@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import networks
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Problem
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import shown_stages
@@ -43,9 +46,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
-    batches, repeats, verify_s = AUTO, REPEATS, VERIFY_S
+    batches, repeats, verify_s, folder = AUTO, REPEATS, VERIFY_S, tempfile.TemporaryDirectory()
     if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds = ["light_squeezenet"], 0.05, 1
+        arguments.models = [str(write_picture_net(Path(folder.name) / "net.onnx"))]
+        arguments.seconds, arguments.rounds = 0.05, 1
         batches, repeats, verify_s = AUTO[:1], 4, 0.0
     columns = ("network", "frames a call", "plan", "predicted", "measured", "error", "over 1", "difference", "auto")
     table = Table(*columns)
