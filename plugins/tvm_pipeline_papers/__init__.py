@@ -14,5 +14,6 @@ fewest_bottleneck.py  the same for segments of one order, with few questions
 peak_distribution.py  how many orders of a graph have which peak of memory
 tflite_arena.py       the arena that TensorFlow Lite laid out in 2019
 dnn_partitioning.py   the instances of dnn-partitioning, and their best split under its cost model
+better_together.py    measurements of BetterTogether's boards, and its pipelines predicted by the engine's model
 minimalloc.py         the file format of Google's minimalloc
 """
