@@ -2,8 +2,9 @@
 
     python .ci/benchmarks.py NAME ...
 
-Two benchmarks run at a time, in the order of the names. Each runs in a fork of this process. This process has imported
-what most benchmarks need, which takes 3 seconds. The exit status is 1 if a benchmark fails.
+Three benchmarks run at a time, since many wait for hosts and clocks, in the order of the names. Each runs in a fork of
+this process. This process has imported what most benchmarks need, which takes 3 seconds. The exit status is 1 if a
+benchmark fails.
 """
 
 import gc
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import IO
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-LANES = 2
+LANES = 3
 # None of these starts a thread when it is imported, except those of OpenBLAS, which knows forks.
 SHARED = (
     *("numba", "numpy", "onnx", "ortools.sat.python.cp_model", "rich.console", "tvm.relay", "tvm.relay.testing"),
