@@ -43,7 +43,7 @@ def test_a_plan_of_a_file_is_run(cli, net, tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", frame)
     bundle = tmp_path / "net.tar"
     assert cli("compile", net, "-o", bundle, "--verify", 0).code == 0
-    assert cli("plan", bundle, "--stages", 2, "-o", tmp_path / "two.json").code == 0
+    assert cli("plan", bundle, "--stages", 2, "--verify", 0, "-o", tmp_path / "two.json").code == 0
     for model in (bundle, net):
         files = ("--inputs", tmp_path / "x.npy", "--plan", tmp_path / "two.json", "--outputs", tmp_path / "y.npz")
         told = cli("run", model, *files)
