@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 AGAIN_S = 0.3  # two signals within this time are one: `timeout` sends it to the process and to its group
 AT_ONCE_S = 3.0
+UNRAISED_S = 0.05  # for a `__del__` to return
 # What the interpreter calls at its end for temporary folders and processes that are left; it has no public name.
 CLEAN_UP, CLEAN_UP_S = "_exitfunc", 1.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,7 +34,7 @@ class Interrupts:
     """A handler of signals that raises KeyboardInterrupt, and has the process end soon, whatever hangs or swallows it.
 
     The exception's argument is the number of the signal. Further signals change nothing, so that nothing is left behind
-    which is being cleaned up.
+    which is being cleaned up. Where it is raised in a `__del__`, Python would print it and go on; it is raised again.
 
     Args:
         status: raise SystemExit of this status instead.
@@ -45,18 +47,35 @@ class Interrupts:
         self.number = 0
         self._status = status
         self._over = False
+        self._unraised = False
 
     def __call__(self, number: int, _: FrameType | None = None) -> None:
-        if self.number:
+        if self.number and not self._unraised:
             return
-        self.number = number
         # No Thread, whose locks may be held by the code that the signal interrupts.
-        _thread.start_new_thread(self._end_soon, ())
+        if not self.number:
+            self._others, sys.unraisablehook = sys.unraisablehook, self._raise_again
+            _thread.start_new_thread(self._end_soon, ())
+        self.number, self._unraised = number, False
         raise KeyboardInterrupt(number) if self._status is None else SystemExit(self._status)
 
     def over(self) -> None:
         """Take note that everything is cleaned up."""
         self._over = True
+        if self.number:
+            sys.unraisablehook = self._others
+
+    def _raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, (KeyboardInterrupt, SystemExit)) and not self._over:
+            self._unraised = True
+            _thread.start_new_thread(self._interrupt, ())
+        else:
+            self._others(ignored)
+
+    def _interrupt(self) -> None:
+        time.sleep(UNRAISED_S)
+        if not self._over:
+            os.kill(os.getpid(), self.number)
 
     def _end_soon(self) -> None:
         time.sleep(AT_ONCE_S)

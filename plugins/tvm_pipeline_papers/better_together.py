@@ -15,16 +15,24 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
-import numpy as np
 from ortools.graph.python.linear_sum_assignment import SimpleLinearSumAssignment
 
-from tvm_pipeline import Device, DeviceProfile, Operator, OperatorGraph, Platform, Problem, Profile, Tensor
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.cost.scaling import slowed
+from tvm_pipeline import (
+    Device,
+    DeviceProfile,
+    Operator,
+    OperatorGraph,
+    Platform,
+    Problem,
+    Profile,
+    Stage,
+    Tensor,
+    evaluate,
+)
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.files import read_bytes
 
@@ -154,7 +162,11 @@ def corrected(problem: Problem, runs: Sequence[tuple[tuple[Stage, ...], Log]], w
         if len(stages) == working:
             for stage, predicted in zip(stages, stages_s(problem, stages), strict=True):
                 ratios.setdefault(stage.devices[0], []).append(log.stages_s[stage.devices[0]] / predicted)
-    return slowed(problem, {name: float(np.median(found)) for name, found in ratios.items()})
+    devices = dict(problem.profile.devices)
+    for name, found in ratios.items():
+        seconds = [median(found) * (taken or 0.0) for taken in devices[name].seconds.values()]
+        devices[name] = DeviceProfile.in_order(problem.graph, seconds)
+    return replace(problem, profile=replace(problem.profile, devices=devices))
 
 
 def _text(path: Path) -> str:

@@ -76,7 +76,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_hosts": 11_130,
     "plugins/tvm_pipeline_kernels": 8560,
     "plugins/tvm_pipeline_loadgen": 600,
-    "plugins/tvm_pipeline_papers": 3700,
+    "plugins/tvm_pipeline_papers": 3860,
     "plugins/tvm_pipeline_video": 14_350,
 }
 

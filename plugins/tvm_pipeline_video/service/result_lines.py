@@ -7,6 +7,7 @@ write lines.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,4 +148,8 @@ def schema(kind: type[ResultLine] | type[ObjectLine] = ResultLine) -> dict[str, 
         >>> schema()["$defs"]["ResultLine"]["required"]
         ['frame', 'time_s', 'latency_s', 'source', 'annotations']
     """
-    return msgspec.json.schema(kind)
+    found = msgspec.json.schema(kind)
+    for described in found["$defs"].values():  # msgspec 0.23 leaves the indentation of docstrings
+        if "description" in described:
+            described["description"] = inspect.cleandoc(described["description"])
+    return found
