@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +35,7 @@ from tvm_pipeline import (
 )
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline.planning import slowed
 
 CYCLES_PER_S = 24.576e6  # of the timer of the Pixel 7a, as the analyses beside the logs have it
 LOGS = "BM_best_raw_stage_*.txt"
@@ -162,11 +163,7 @@ def corrected(problem: Problem, runs: Sequence[tuple[tuple[Stage, ...], Log]], w
         if len(stages) == working:
             for stage, predicted in zip(stages, stages_s(problem, stages), strict=True):
                 ratios.setdefault(stage.devices[0], []).append(log.stages_s[stage.devices[0]] / predicted)
-    devices = dict(problem.profile.devices)
-    for name, found in ratios.items():
-        seconds = [median(found) * (taken or 0.0) for taken in devices[name].seconds.values()]
-        devices[name] = DeviceProfile.in_order(problem.graph, seconds)
-    return replace(problem, profile=replace(problem.profile, devices=devices))
+    return slowed(problem, {name: median(found) for name, found in ratios.items()})
 
 
 def _text(path: Path) -> str:

@@ -20,6 +20,7 @@ baselines/         plans without a proof, to compare with
 """
 
 from tvm_pipeline.cost.device_costs import cost_of, known_cost_of
+from tvm_pipeline.cost.scaling import slowed
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
 from tvm_pipeline.planning.corrected import measured_or_refused
@@ -55,4 +56,5 @@ __all__ = [
     "plan_modes",
     "prefixes",
     "segment_seconds",
+    "slowed",
 ]
