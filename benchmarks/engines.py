@@ -115,7 +115,8 @@ def race(name: str, options: argparse.Namespace) -> Race:
             settings[-1].engine = engine
         for engine in ("OpenVINO", "onnxruntime"):
             for setting in SETTINGS[engine][: 1 if options.cores == 1 else None]:
-                settings.append(opened.enter_context(closing(Peer(engine, setting, options.cores, file, None))))
+                peer = Peer(engine, setting, options.cores, file, Path(sys.executable))
+                settings.append(opened.enter_context(closing(peer)))
         turns = [[] for _ in settings]
         for round_ in range(options.rounds):
             for index in in_turn(range(len(settings)), round_):

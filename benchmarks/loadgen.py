@@ -8,7 +8,7 @@ Each turn is a test of LoadGen in a process of its own. The systems take turns i
 that its makers advise for the scenario: for SingleStream all cores for one frame, else a frame for each core. A ratio
 is the median over rounds of what the two did in one round, as rates; above 1 ours is the better one.
 
-The peers are those of `peers.py`. LoadGen must be installed: pip install -e '.[loadgen]'.
+LoadGen and the peers must be installed: pip install -e '.[loadgen,openvino,onnxruntime]'.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ def take_turn(name: str, file: str, samples_file: str, scenario: str, seconds: s
     print(json.dumps({"valid": verdict.valid, "score": verdict.score, "speed": verdict.speed}))
 
 
-def turn(name: str, packages: Path | None, *arguments: object) -> dict[str, Any]:
+def turn(name: str, *arguments: object) -> dict[str, Any]:
     """Run one test in a process of its own, and return its verdict."""
     root = Path(__file__).parents[1]
-    places = [*([packages] if packages and name != "ours" else []), root / "benchmarks", root, root / "plugins"]
+    places = root / "benchmarks", root, root / "plugins"
     command = [sys.executable, "-c", "import sys, loadgen; loadgen.take_turn(*sys.argv[1:])", name]
     done = subprocess.run(
         [*command, *map(str, arguments)],
@@ -150,7 +150,7 @@ def turn(name: str, packages: Path | None, *arguments: object) -> dict[str, Any]
     return found
 
 
-def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
+def race(name: str, options: argparse.Namespace) -> None:
     """Test a network by every system in every scenario, in turns, and print the table."""
     from networks import load_lively
     from peers import network_file
@@ -160,7 +160,7 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
     from tvm_pipeline.runtime.comparison import in_turn
 
     model = load_lively(name)
-    systems = ["ours", *(PEERS if packages else ())]
+    systems = ["ours", *(() if options.short else PEERS)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         network = network_file(model, folder)
@@ -182,7 +182,7 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
                 for system in in_turn(systems, round_):
                     file = folder / f"{objective}.tar" if system == "ours" else network
                     logs = folder / f"{scenario}-{system}-{round_}"
-                    found[system].append(turn(system, packages, file, saved, scenario, options.seconds, logs))
+                    found[system].append(turn(system, file, saved, scenario, options.seconds, logs))
             for system, turns in found.items():
                 ratios = [mine["speed"] / theirs["speed"] for mine, theirs in zip(found["ours"], turns, strict=True)]
                 score = median(each["score"] for each in turns)
@@ -200,8 +200,6 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    from peers import peers_folder
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(NETWORKS), help="names that networks.py knows")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
@@ -214,9 +212,8 @@ def main() -> None:
     if options.short:
         options.models, options.seconds, options.rounds, options.verify = ["branching"], 0.2, 1, 0.0
         options.scenarios = ["SingleStream", "Offline"]  # one for each plan
-    packages = peers_folder(install=not options.short)
     for name in options.models:
-        race(name, packages, options)
+        race(name, options)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ SETTINGS = {
     "OpenVINO": ("latency", "throughput"),
     "onnxruntime": ("all cores", "replicas"),
     "TFLite": ("all cores", "replicas"),
+    "MNN": ("all cores", "replicas"),
+    "IREE": ("all cores", "replicas"),
+    "ExecuTorch": ("all cores",),  # the threads of its wheel are one pool, which only all cores can have
 }
 
 
@@ -190,7 +193,135 @@ class TFLite(Threaded):
         return [interpreter.get_tensor(described["index"]) for described in interpreter.get_output_details()]
 
 
-ENGINES = {"OpenVINO": OpenVino, "onnxruntime": OnnxRuntime, "TFLite": TFLite}
+class Mnn(Threaded):
+    """MNN, an interpreter for each replica; precision "high" is float32 on all processors.
+
+    `MNN.tools` installs a package by pip and reports conversions to its makers, so its library is called without it.
+    """
+
+    def __init__(self, setting: str, threads: int, network: str, inputs: list[Any]) -> None:
+        import _tools
+        import MNN
+
+        super().__init__(setting, threads)
+        converted = f"{network}.{os.getpid()}.mnn"
+        _tools.mnnconvert(["", "-f", "ONNX", "--modelFile", network, "--MNNModel", converted, "--bizCode", "peers"])
+        options = {"backend": "CPU", "precision": "high", "numThread": self._threads}
+        self._interpreters = [MNN.Interpreter(converted) for _ in range(self._replicas)]
+        self._sessions = [interpreter.createSession(options) for interpreter in self._interpreters]
+        names, self._outputs = onnx_ports(network)
+        for interpreter, session in zip(self._interpreters, self._sessions, strict=True):
+            for name, array in zip(names, inputs, strict=True):
+                held = MNN.Tensor(array.shape, MNN.Halide_Type_Float, array, MNN.Tensor_DimensionType_Caffe)
+                interpreter.getSessionInput(session, name).copyFrom(held)
+        self.version = MNN.version()
+
+    def run(self, replica: int) -> Any:
+        self._interpreters[replica].runSession(self._sessions[replica])
+
+    def results(self) -> list[Any]:
+        import MNN
+
+        self.run(0)
+        found = []
+        for name in self._outputs:
+            tensor = self._interpreters[0].getSessionOutput(self._sessions[0], name)
+            shape = tensor.getShape()
+            held = MNN.Tensor(shape, MNN.Halide_Type_Float, np.zeros(shape, np.float32), MNN.Tensor_DimensionType_Caffe)
+            tensor.copyToHostTensor(held)
+            found.append(np.array(held.getNumpyData()).reshape(shape))
+        return found
+
+
+class Iree(Threaded):
+    """IREE, compiled for this processor; one thread runs on its caller, several are IREE's workers.
+
+    Its convolutions take three times as long in the order NCHW of the networks, so they are turned.
+    """
+
+    def __init__(self, setting: str, threads: int, network: str, inputs: list[Any]) -> None:
+        import iree.compiler.tools as tools
+        import iree.runtime as runtime
+        from iree.compiler.tools.import_onnx.__main__ import main as import_onnx
+        from iree.compiler.tools.import_onnx.__main__ import parse_arguments
+        from iree.runtime.version import VERSION
+
+        super().__init__(setting, threads)
+        imported = f"{network}.{os.getpid()}.mlir"
+        import_onnx(parse_arguments([network, "-o", imported, "--opset-version", "17"]))
+        turned = "builtin.module(util.func(iree-preprocessing-convert-conv-to-channels-last))"
+        options = ["--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3"]
+        options.append(f"--iree-preprocessing-pass-pipeline={turned}")
+        code = tools.compile_file(imported, target_backends=["llvm-cpu"], extra_args=options)
+        runtime.flags.parse_flags(f"--task_topology_group_count={self._threads}")
+        self._functions, self._inputs = [], []
+        for _ in range(self._replicas):
+            config = runtime.Config("local-sync" if self._threads == 1 else "local-task")
+            context = runtime.SystemContext(config=config)
+            module = runtime.VmModule.copy_buffer(context.instance, code)
+            context.add_vm_module(module)
+            name = next(name for name in module.function_names if not name.endswith("$async"))
+            self._functions.append(context.modules[module.name][name])
+            self._inputs.append([runtime.asdevicearray(config.device, array) for array in inputs])
+        self.version = VERSION
+
+    def run(self, replica: int) -> Any:
+        return self._functions[replica](*self._inputs[replica])
+
+    def results(self) -> list[Any]:
+        found = self.run(0)
+        return [np.asarray(each) for each in (found if isinstance(found, (list, tuple)) else [found])]
+
+
+class ExecuTorch(Threaded):
+    """ExecuTorch with XNNPACK, from the network as a module of PyTorch."""
+
+    def __init__(self, setting: str, threads: int, network: str, inputs: list[Any]) -> None:
+        import types
+
+        import torch
+
+        # onnx2torch imports it for NMS and RoiAlign alone, and no wheel of it fits this PyTorch.
+        sys.modules["torchvision"] = sys.modules["torchvision.ops"] = absent = types.ModuleType("torchvision")
+        absent.ops, absent.roi_align = absent, None
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+        from executorch.runtime import Runtime
+        from executorch.version import __version__
+        from onnx2torch import convert
+
+        super().__init__(setting, threads)
+        self._inputs = [torch.from_numpy(array) for array in inputs]
+        exported = torch.export.export(convert(network).eval(), tuple(self._inputs))
+        lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+        self._program = Runtime.get().load_program(lowered.to_executorch().buffer)
+        self._method = self._program.load_method("forward")
+        self.version = __version__
+
+    def run(self, replica: int) -> Any:
+        return self._method.execute(self._inputs)
+
+    def results(self) -> list[Any]:
+        return [each.numpy() for each in self.run(0)]
+
+
+def onnx_ports(network: str) -> tuple[list[str], list[str]]:
+    """Return the names of a network's inputs and outputs."""
+    import onnx
+
+    graph = onnx.load(network, load_external_data=False).graph
+    held = {tensor.name for tensor in graph.initializer}
+    return [each.name for each in graph.input if each.name not in held], [each.name for each in graph.output]
+
+
+ENGINES = {
+    "OpenVINO": OpenVino,
+    "onnxruntime": OnnxRuntime,
+    "TFLite": TFLite,
+    "MNN": Mnn,
+    "IREE": Iree,
+    "ExecuTorch": ExecuTorch,
+}
 
 
 def serve(name: str, setting: str, threads: str, network: str, inputs_file: str, outputs_file: str) -> None:

@@ -1,22 +1,24 @@
-"""This project beside OpenVINO and onnxruntime: the same networks, weights and cores, in turns.
+"""This project beside other engines: the same networks, weights and cores, in turns.
 
-    python benchmarks/peers.py                                 # all cores
+    python benchmarks/peers.py                                 # all cores, OpenVINO and onnxruntime
+    python benchmarks/peers.py --only engines --peers all      # and MNN, IREE, ExecuTorch
     python benchmarks/peers.py --cores 1                       # one core, one thread: CPU time is what counts
     python benchmarks/peers.py --only schedules                # our schedules beside TOPI's
     python benchmarks/peers.py --only operators --models squeezenet    # where our kernels lose
     python benchmarks/peers.py --short                         # little of each, for CI, which installs no peer
 
 engines    Each engine with its own best settings: ours with the plan that the planner chose and verified, the whole
-           model on all cores, and replicas; OpenVINO with its hints for throughput and latency; onnxruntime on all
-           cores, and with replicas. Networks in .tflite run on TFLite in place of onnxruntime. In a round every setting
-           has one turn. A ratio is the median over rounds of what the two did in one round, with quartiles, and above
-           1 ours is the better one. A peer has the setting in which it is best.
+           model on all cores, and replicas; OpenVINO with its hints for throughput and latency; the others on all
+           cores, and with replicas. Networks in .tflite run on OpenVINO and TFLite. In a round every setting has one
+           turn. A ratio is the median over rounds of what the two did in one round, with quartiles, and above 1 ours
+           is the better one. A peer has the setting in which it is best.
 schedules  The library as it is built, beside one with TOPI's schedules alone: CPU time, outputs, CPU seconds to build.
 operators  The CPU time of each operator against the multiply-adds that the core can do.
 
-The peers are installed once, into a folder of the cache that nothing else reads. The exit status is 1 if outputs of two
-engines differ by more than 1e-3 of the largest value (.tflite: whatever they differ by is printed), or those of the two
-schedules by more than 1e-5.
+Each peer is installed once, into an environment of its own in the cache; that of ExecuTorch holds PyTorch, of 1.3 GB.
+A peer that cannot read a network is named, and left out. The exit status is 1 if outputs of two engines differ by more
+than 1e-3 of the largest value (.tflite: whatever they differ by is printed), or those of the two schedules by more than
+1e-5.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -54,7 +57,20 @@ from tvm_pipeline.runtime.verification import VERIFY_S, verified
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.workflow.steps import REPEATS
 
-REQUIREMENTS = ("openvino==2026.4.1", "onnxruntime==1.32.0")
+PEERS = {
+    "OpenVINO": ("openvino==2026.4.1",),
+    "onnxruntime": ("onnxruntime==1.32.0",),
+    "MNN": ("MNN==3.6.1", "onnx==1.23.2"),
+    "IREE": ("iree-base-compiler[onnx]==3.13.0", "iree-base-runtime==3.13.0"),
+    # Without what ExecuTorch and onnx2torch name beside these: for other systems, for training and for other networks.
+    "ExecuTorch": (
+        *("executorch==1.5.1", "torch==2.13.0", "torchao==0.18.0", "onnx2torch==1.5.15", "onnx==1.23.2", "--no-deps"),
+        *("numpy", "protobuf", "ml_dtypes", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "MarkupSafe"),
+        *("fsspec", "filelock", "flatbuffers", "packaging", "pyyaml", "ruamel.yaml", "tabulate", "pandas"),
+        *("python-dateutil", "six", "expecttest", "hypothesis", "sortedcontainers", "parameterized"),
+    ),
+}
+DEFAULT_PEERS = ("OpenVINO", "onnxruntime")
 NETWORKS = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3", "centerface")
 LIMIT = 1e-3  # of the largest value of an output
 LEAST_VALUES = 5  # of an output that differ from their mean
@@ -70,6 +86,9 @@ def main() -> None:
     parser.add_argument(
         "--cores", type=int, default=len(os.sched_getaffinity(0)), help="the last so many of those here"
     )
+    parser.add_argument(
+        "--peers", nargs="+", choices=[*PEERS, "all"], default=DEFAULT_PEERS, metavar="PEER", help=", ".join(PEERS)
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each turn of an engine that is kept full")
     parser.add_argument(
@@ -80,6 +99,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.short:
         options.models, options.rounds, options.seconds, options.tune = ["branching"], 1, 0.05, 1e-3
+    if "all" in options.peers:
+        options.peers = list(PEERS)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     parts = {"engines": engines, "schedules": schedules, "operators": operators}
     wanted = [options.only] if options.only else list(parts)[: 3 if options.short else 2]
@@ -89,12 +110,12 @@ def main() -> None:
 
 def engines(console: Console, options: argparse.Namespace) -> bool:
     """Run all settings of all engines in turns; return whether their outputs agree."""
-    folder = peers_folder(install=not options.short)
+    pythons = {peer: python for peer in options.peers if (python := peer_python(peer, install=not options.short))}
     if options.short:
         check_process()
     races = []
     for name in options.models:
-        races.append(race(name, folder, options))
+        races.append(race(name, pythons, options))
         console.print(races[-1].table())
         if options.tune:
             console.print(f"{name}: tuned over not tuned {races[-1].gain()}", highlight=False)
@@ -104,23 +125,23 @@ def engines(console: Console, options: argparse.Namespace) -> bool:
     return all(each.agrees for each in races)
 
 
-def peers_folder(install: bool) -> Path | None:
-    """Return the folder of the peers' packages; None, with the reason on the console, where they are not there."""
-    folder = cache_folder() / "tools" / f"peers-{sys.version_info.major}.{sys.version_info.minor}"
-    done = folder / f"{'-'.join(REQUIREMENTS)}.installed"
+def peer_python(peer: str, install: bool) -> Path | None:
+    """Return the Python of a peer's environment; None, with the reason on the console, where there is none."""
+    requirements = PEERS[peer]
+    folder = cache_folder() / "tools" / f"peer-{requirements[0]}-{sys.version_info.major}.{sys.version_info.minor}"
+    done, python = folder / "installed", folder / "bin" / "python"
     if done.exists():
-        return folder
+        return python
     if not install:
-        CONSOLE.print("The peers are not installed: ours runs alone. Run this once without --short to install them.")
+        CONSOLE.print(f"{peer} is not installed and does not run. Run this once without --short to install it.")
         return None
-    CONSOLE.print(f"installing {', '.join(REQUIREMENTS)} into {folder} (once)")
-    # Of what they require they import numpy alone, and the environment that runs this has it.
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps", "--target", folder]
-    if subprocess.run([*command, *REQUIREMENTS], check=False).returncode:
-        CONSOLE.print("The peers cannot be installed: ours runs alone. Is a package registry within reach?")
+    CONSOLE.print(f"installing {peer} into {folder} (once)")
+    venv.create(folder, clear=True, with_pip=True)
+    if subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=False).returncode:
+        CONSOLE.print(f"{peer} cannot be installed and does not run. Is a package registry within reach?")
         return None
     done.touch()
-    return folder
+    return python
 
 
 # Settings that run
@@ -164,18 +185,25 @@ class Ours:
         self._pipeline.stop()
 
 
-class Peer:
-    """A setting of another engine, in a process of its own (`peer_engines.py`)."""
+class EngineError(Exception):
+    """An engine ended before it had results."""
 
-    def __init__(self, engine: str, setting: str, threads: int, network: Path, packages: Path | None):
+
+class Peer:
+    """A setting of another engine, in a process of its own (`peer_engines.py`).
+
+    Raises:
+        EngineError: the process ended before it had results.
+    """
+
+    def __init__(self, engine: str, setting: str, threads: int, network: Path, python: Path):
         self.engine, self.setting = engine, setting
         outputs = network.with_name("outputs.npz")
         arguments = (engine, setting, threads, network, network.with_name("inputs.npz"), outputs)
-        command = [sys.executable, "-c", "import sys, peer_engines; peer_engines.serve(*sys.argv[1:])"]
-        places = [str(place) for place in (packages, Path(__file__).parent) if place]
+        command = [str(python), "-c", "import sys, peer_engines; peer_engines.serve(*sys.argv[1:])"]
         self._process = subprocess.Popen(
             [*command, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -187,7 +215,7 @@ class Peer:
     def _answer(self) -> Any:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.engine}, {self.setting}, has ended; see above")
+            raise EngineError(f"{self.engine}, {self.setting}, has ended; see above")
         return json.loads(line)
 
     def take_turn(self, seconds: float) -> Turn:
@@ -216,7 +244,10 @@ def check_process() -> None:
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
         file = network_file(model, Path(temporary))
         save_inputs(file, [noise(Port.of(each)) for each in model.inputs])
-        settings = [opened.enter_context(closing(Peer("TFLite", name, 2, file, None))) for name in SETTINGS["TFLite"]]
+        settings = [
+            opened.enter_context(closing(Peer("TFLite", name, 2, file, Path(sys.executable))))
+            for name in SETTINGS["TFLite"]
+        ]
         for each in settings:
             each.take_turn(0.05)
         if apart(*(each.outputs for each in settings)):
@@ -278,7 +309,7 @@ def save_inputs(network: Path, frame: list[Array]) -> None:
 # Races
 
 
-def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
+def race(name: str, pythons: dict[str, Path], options: argparse.Namespace) -> Race:
     """Run every setting once for its outputs, then all of them in turns."""
     model = load_lively(name)
     backend, platform = host_platform()
@@ -304,9 +335,13 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
             add(Ours(f"{setting}, tuned", tuned, plan, platform, frame))
         file = network_file(model, Path(temporary))
         save_inputs(file, frame)
-        for engine in readers(model, packages):
+        for engine in readers(model, list(pythons)):
+            python = pythons.get(engine, Path(sys.executable))
             for setting in SETTINGS[engine][: 1 if options.cores == 1 else None]:
-                add(Peer(engine, setting, options.cores, file, packages))
+                try:
+                    add(Peer(engine, setting, options.cores, file, python))
+                except EngineError as error:
+                    CONSOLE.print(f"{name}: {error}", highlight=False)
         if options.short:  # shows without any peer that what they read is the same network
             again = backend.compile(load(file), platform.devices)
             add(
@@ -319,12 +354,11 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
         return Race(name, settings, turns, exact=model.format != "tflite")
 
 
-def readers(model: Model, packages: Path | None) -> list[str]:
+def readers(model: Model, peers: list[str]) -> list[str]:
     """Return the engines that read the network and are installed."""
-    others = ["OpenVINO", "onnxruntime"] if packages else []
     if model.format != "tflite":
-        return others
-    return [*others[:1], "TFLite"]  # which the environment of this project has
+        return peers
+    return [*(peer for peer in peers if peer == "OpenVINO"), "TFLite"]  # which the environment of this project has
 
 
 class Race:

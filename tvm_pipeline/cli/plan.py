@@ -33,6 +33,7 @@ from tvm_pipeline.cli.options import (
     verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
+from tvm_pipeline.core.instance import is_instance, read_instance
 from tvm_pipeline.core.plan import Decision, cost_key
 from tvm_pipeline.core.problem import Problem, check_limits, checked_objective, is_lexicographic
 from tvm_pipeline.core.profile import read_profile
@@ -60,12 +61,14 @@ def pareto_decision(problem: Problem) -> Decision:
 
 
 def command(
+    context: typer.Context,
     models: Annotated[
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="A model, a bundle (.tar), or an operator graph (.json), which needs no TVM. Several are merged into "
-            "one graph, a frame of which is a frame of each.",
+            help="A model, a bundle (.tar), or an operator graph or an instance (.json), which need no TVM. An "
+            "instance is planned as its file tells, but for what options tell. Several are merged into one graph, a "
+            "frame of which is a frame of each.",
         ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan, as text.")] = None,
@@ -106,6 +109,14 @@ def command(
 
     Two models at one rate: tvm-pipeline plan faces.json scenes.json --platform box.toml -o plan.txt
     """
+    if len(models) == 1 and is_instance(models[0]):
+        own = read_instance(models[0]).problem
+        origin = context.get_parameter_source("objective")
+        if origin is None or origin.name == "DEFAULT":
+            objective = own.objective
+        stages, children_together = stages or own.stages, children_together or own.children_together
+        min_throughput, max_latency = min_throughput or own.min_throughput_fps, max_latency or own.max_latency_s
+        time_limit = own.time_limit_s if time_limit is None else time_limit
     chosen = checked_objective(objective)
     check_limits(chosen, stages, min_throughput, max_latency, time_limit)
     check_scheduler(scheduler)

@@ -26,6 +26,7 @@ from tvm_pipeline.backends.contract import CompiledModel, Order
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
+from tvm_pipeline.core.instance import is_instance, read_instance
 from tvm_pipeline.core.model import Model, with_tolerance
 from tvm_pipeline.core.plan import Decision, Plan, check_one_model, read_plan
 from tvm_pipeline.core.platform import Platform, read_platform
@@ -212,9 +213,9 @@ def planned(
     """Open what a plan is to be made for.
 
     Args:
-        source: a bundle (.tar), an operator graph (.json, for which nothing is run), or a model, which is compiled and
-            measured. Where a device of the platform file has layer times, the model is compiled on this machine for its
-            operators alone, and their seconds are predicted; see `predicted.py`.
+        source: a bundle (.tar), an operator graph or an instance (.json, for which nothing is run), or a model, which
+            is compiled and measured. Where a device of the platform file has layer times, the model is compiled on this
+            machine for its operators alone, and their seconds are predicted; see `predicted.py`.
         devices: which devices of the platform are used, as `Platform.with_devices`; all if it is empty.
         from_models: without a profile, do not measure devices that have a calibrated model; see `modelled.py`. If all
             have one, and one is not here, the model is compiled for its operators alone.
@@ -238,6 +239,11 @@ def planned(
                 None if bundle.application else bundle.compiled,
                 obstacle,
             )
+        elif is_instance(source):
+            own_problem = read_instance(source).problem
+            known = read_profile(profile) if profile else own_problem.profile
+            given = (read_platform(platform) if platform else own_problem.platform).with_devices(devices)
+            yield PlanningInput(own_problem.graph, given, known, not_here=f"{source} is an instance, and nothing runs")
         elif not is_model:
             graph = read_graph(source)
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform)
