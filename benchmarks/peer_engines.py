@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -242,13 +243,12 @@ class Iree(Threaded):
     def __init__(self, setting: str, threads: int, network: str, inputs: list[Any]) -> None:
         import iree.compiler.tools as tools
         import iree.runtime as runtime
-        from iree.compiler.tools.import_onnx.__main__ import main as import_onnx
-        from iree.compiler.tools.import_onnx.__main__ import parse_arguments
         from iree.runtime.version import VERSION
 
         super().__init__(setting, threads)
         imported = f"{network}.{os.getpid()}.mlir"
-        import_onnx(parse_arguments([network, "-o", imported, "--opset-version", "17"]))
+        importer = os.path.join(os.path.dirname(sys.executable), "iree-import-onnx")
+        subprocess.run([importer, network, "-o", imported, "--opset-version", "17"], check=True)
         turned = "builtin.module(util.func(iree-preprocessing-convert-conv-to-channels-last))"
         options = ["--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3"]
         options.append(f"--iree-preprocessing-pass-pipeline={turned}")

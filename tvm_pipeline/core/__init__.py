@@ -14,6 +14,7 @@ power_mode.py     what a machine can be set to: clocks, cores, power
 in_mode.py        a platform in one of its power modes
 profile.py        the measured figures of a graph on a platform
 problem.py        the Problem of a planner: graph, platform, profile, objective and limits
+instance.py       a Problem and the best plan that is known of it, in a file
 plan.py           the Plan that solves a Problem, with its predicted figures
 model.py          a network's file, read and checked
 deadline.py       a limit of time for work on a file that somebody else made
