@@ -88,11 +88,11 @@ def test_damaged_ones_are_refused_by_name(tmp_path, change, told):
 
 
 def test_plan_takes_the_problem_and_what_options_say(cli, tmp_path):
-    problem = replace(example_problem(), objective="latency", stages=2)
+    problem = replace(example_problem(), objective="latency", stages=2, min_throughput_fps=5.0)
     write_instance(tmp_path / "a.json", solved(problem))
     for options, wanted in (
         ((), problem),
-        (("--objective", "throughput"), replace(problem, objective="throughput")),
+        (("--objective", "throughput"), replace(problem, objective="throughput", min_throughput_fps=None)),
         (("--stages", 1), replace(problem, stages=1)),
     ):
         told = cli("plan", tmp_path / "a.json", *options, "-o", tmp_path / "plan.txt")

@@ -114,8 +114,9 @@ def command(
         origin = context.get_parameter_source("objective")
         if origin is None or origin.name == "DEFAULT":
             objective = own.objective
+        if objective == own.objective:  # another one has other limits
+            min_throughput, max_latency = min_throughput or own.min_throughput_fps, max_latency or own.max_latency_s
         stages, children_together = stages or own.stages, children_together or own.children_together
-        min_throughput, max_latency = min_throughput or own.min_throughput_fps, max_latency or own.max_latency_s
         time_limit = own.time_limit_s if time_limit is None else time_limit
     chosen = checked_objective(objective)
     check_limits(chosen, stages, min_throughput, max_latency, time_limit)
