@@ -47,7 +47,7 @@ class Interrupts:
         self.number = 0
         self._status = status
         self._over = False
-        self._unraised = False
+        self._unraised = self._waits = False
 
     def __call__(self, number: int, _: FrameType | None = None) -> None:
         if self.number and not self._unraised:
@@ -68,14 +68,17 @@ class Interrupts:
     def _raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
         if isinstance(ignored.exc_value, (KeyboardInterrupt, SystemExit)) and not self._over:
             self._unraised = True
-            _thread.start_new_thread(self._interrupt, ())
+            if not self._waits:
+                self._waits = True
+                _thread.start_new_thread(self._interrupt, ())
         else:
             self._others(ignored)
 
     def _interrupt(self) -> None:
         time.sleep(UNRAISED_S)
-        if not self._over:
-            os.kill(os.getpid(), self.number)
+        self._waits = False
+        if self._unraised and not self._over:
+            signal.pthread_kill(threading.main_thread().ident or 0, self.number)  # no other thread would end its wait
 
     def _end_soon(self) -> None:
         time.sleep(AT_ONCE_S)
