@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import bundle, model
@@ -55,8 +56,8 @@ def test_every_picture_goes_through_once_and_in_order(environment, bundle, tmp_p
     for name, between in (("without", []), ("with", through)):
         done = launched(environment, *source, *between, "filesink", f"location={tmp_path / name}")
         assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "with").read_bytes()) == 30 * 40 * 152
-    assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
+    shown, wanted = (np.fromfile(tmp_path / name, np.uint8).reshape(30 * 40, 152) for name in ("with", "without"))
+    np.testing.assert_array_equal(shown[:, :150], wanted[:, :150])  # GStreamer leaves the padding as it finds it
 
 
 def test_boxes_are_regions_of_interest_and_drawn(environment, bundle, tmp_path: Path) -> None:
