@@ -44,7 +44,7 @@ def shown(stages: Sequence[Stage]) -> str:
 
 
 def best_of(problems: dict[int, Problem]) -> tuple[Plan, float]:
-    """Return the best plan over all numbers of processors, and the CPU seconds; each has a problem of its own."""
+    """Return the best plan of all problems, and the CPU seconds; the key of a problem is the number of stages."""
     begin, found = time.process_time(), []
     for working, problem in problems.items():
         try:

@@ -69,7 +69,7 @@ compare with it and cite it. Its [schema](instance.schema.json) is that of a `Pr
     tvm-pipeline plan FILE --scheduler ideals --certificate plan.cert    # with a certificate that others can check
     python benchmarks/instances.py --check FOLDER       # solve all again, and tell where a file is wrong
 
-Instances of other suites have readers of their own, because a `Problem` does not express their cost models: see
+A `Problem` does not express the cost models of other suites, so this library does not hold their instances: see
 [Public suites](public-suites.md).
 
 The table is written by the first command. `proof` tells who proves the bound: the scheduler, or
@@ -188,7 +188,7 @@ def check_folder(folder: Path) -> None:
         if not alike(worth, known):
             wrong.append(f"{path}: the plan is worth {worth.value}, the file says {known.value}")
         if known.status == "optimal" and cost_key(plan) < cost_key(known) and not alike(plan, known):
-            wrong.append(f"{path}: a plan of {plan.value} is better than {known.value}, which is said to be best")
+            wrong.append(f"{path}: a plan of {plan.value} is better than {known.value}, which the file calls optimal")
     CONSOLE.print(TextTable(f"{len(rows)} instances", COLUMNS, tuple(rows)))
     if wrong:
         sys.exit("\n".join(wrong))

@@ -15,7 +15,7 @@ engines    Each engine with its own best settings: ours with the plan that the p
 schedules  The library as it is built, beside one with TOPI's schedules alone: CPU time, outputs, CPU seconds to build.
 operators  The CPU time of each operator against the multiply-adds that the core can do.
 
-Each peer is installed once, into an environment of its own in the cache; that of ExecuTorch holds PyTorch, of 1.3 GB.
+The benchmark installs each peer once, into a separate environment in the cache; ExecuTorch's takes 1.3 GB.
 A peer that cannot read a network is named, and left out. The exit status is 1 if outputs of two engines differ by more
 than 1e-3 of the largest value (.tflite: whatever they differ by is printed), or those of the two schedules by more than
 1e-5.

@@ -8,7 +8,6 @@ Next: `problem.py` and `plan.py`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -45,15 +44,19 @@ class Instance(msgspec.Struct, frozen=True):
         return None if self.best is None else Plan.parse(self.best)
 
 
+class _WithProblem(msgspec.Struct):
+    problem: msgspec.Raw  # which is not decoded
+
+
 def is_instance(path: Path | str) -> bool:
     """Return whether a file is JSON with a problem in it; whatever else is wrong with it, `read_instance` tells."""
     if not str(path).endswith(".json") or not Path(path).is_file():
         return False
     try:
-        found = json.loads(read_bytes(path, OptionError, MOST_FILE_BYTES))
+        msgspec.json.decode(read_bytes(path, OptionError, MOST_FILE_BYTES), type=_WithProblem)
     except (*DAMAGED, OptionError):
         return False
-    return isinstance(found, dict) and "problem" in found
+    return True
 
 
 def read_instance(path: Path | str) -> Instance:

@@ -149,7 +149,7 @@ def schema(kind: type[ResultLine] | type[ObjectLine] = ResultLine) -> dict[str, 
         ['frame', 'time_s', 'latency_s', 'source', 'annotations']
     """
     found = msgspec.json.schema(kind)
-    for described in found["$defs"].values():  # msgspec 0.23 leaves the indentation of docstrings
+    for described in found["$defs"].values():  # msgspec before 0.23 leaves the indentation of docstrings
         if "description" in described:
             described["description"] = inspect.cleandoc(described["description"])
     return found

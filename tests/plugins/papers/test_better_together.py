@@ -28,7 +28,7 @@ def test_a_table_has_the_times_beside_the_others(board):
 
 
 def test_the_ten_best_are_those_of_all_assignments(board):
-    """Each stage gets any processor; those whose processors come again are left out."""
+    """Each stage gets any processor; an assignment in which a processor has two runs is no schedule."""
     values = []
     for chosen in itertools.product(TABLE, repeat=5):
         runs = [(name, list(stages)) for name, stages in itertools.groupby(range(5), key=chosen.__getitem__)]
