@@ -164,7 +164,7 @@ def check_clients(env: Environment) -> None:
 def check_cuda(env: Environment, version: int = 12) -> None:
     """The headers and libraries that it brings are found; a driver is not needed for that."""
     env.python(
-        "from tvm_pipeline.tvm.devices.cuda_toolkit import libraries, toolkits\n"
+        "from tvm_pipeline_tvm.devices.cuda_toolkit import libraries, toolkits\n"
         "own = [t for t in toolkits() if 'site-packages' in str(t.includes[0])]\n"
         f"assert any(t.version // 1000 == {version} for t in own)\n"
         f"found = [list(libraries(name, ['{version}'])) for name in ('cudart', 'nvrtc')]\n"

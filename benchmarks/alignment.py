@@ -35,15 +35,15 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import cache_folder, write_bytes
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.devices.targets import has_own_memory
-from tvm_pipeline.tvm.kernels import Entry, Kernel
-from tvm_pipeline.tvm.relay.build import FORMAT
-from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
-from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.tvm_errors import reason
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.devices.targets import has_own_memory
+from tvm_pipeline_tvm.kernels import Entry, Kernel
+from tvm_pipeline_tvm.relay.build import FORMAT
+from tvm_pipeline_tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.kernel_walkers import kernels_of_library
+from tvm_pipeline_tvm.relay.library import Library
+from tvm_pipeline_tvm.tvm_errors import reason
 
 import tvm  # isort: skip
 

@@ -44,11 +44,11 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import TOLERANCE, Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.relay.build import element_types
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import TUNING, Tuning, load_library
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relay.build import element_types
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import TUNING, Tuning, load_library
 
 LIMIT = 1e-4  # of the largest value of an output
 BY_ARM = "llvm -mtriple=aarch64-linux-gnu -mattr=+neon"

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline.tvm.relay.fold import fast_build  # before tvm: importing it keeps TVM off the network
+from tvm_pipeline_tvm.relay.fold import fast_build  # before tvm: importing it keeps TVM off the network
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

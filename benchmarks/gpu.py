@@ -64,9 +64,9 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline
-from tvm_pipeline.tvm.devices.releasing import wait_until_released
-from tvm_pipeline.tvm.devices.targets import compiler_target
-from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.devices.releasing import wait_until_released
+from tvm_pipeline_tvm.devices.targets import compiler_target
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 

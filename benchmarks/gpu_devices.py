@@ -33,10 +33,10 @@ from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.targets import target_for
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.gpu.detection import survey
+from tvm_pipeline_tvm.gpu.targets import target_for
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 CONSOLE = Console(width=150)
 SMALL = tuple(name for name in NETWORKS if name != "int8")  # GPUs and CPUs share no operators of int8 networks

@@ -19,12 +19,12 @@ from tvm_pipeline.backends.ports import aligned_empty, noise
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime.comparison import Measured, compare
-from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
-from tvm_pipeline.tvm.devices.mirrors import Mirror, mirrors_on
-from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
+from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline_tvm.devices.mirrors import Mirror, mirrors_on
+from tvm_pipeline_tvm.devices.runtimes import ready_to_run
+from tvm_pipeline_tvm.devices.targets import compiler_target, index_of, kind_of
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.device_executor import DeviceSlice
 
 import tvm  # isort: skip
 

@@ -38,7 +38,7 @@ from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.relay.import_folding import faster_importer
+from tvm_pipeline_tvm.relay.import_folding import faster_importer
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -46,7 +46,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import StageError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime.isolation import isolated
-from tvm_pipeline.tvm.installed_ir import installed_ir
+from tvm_pipeline_tvm.installed_ir import installed_ir
 
 STAGES = 4
 LIMIT_S = 3.0  # for a process that is stopped
@@ -115,7 +115,7 @@ def measure_loading(backends: str, folder: Path) -> None:
         return int(re.search(rf"{field}:\s+(\d+)", status.read_text())[1]) << 10  # type: ignore[index]
 
     if backends == "host":
-        import_module(f"tvm_pipeline.tvm.{installed_ir()}.compiled")  # modules are no part of a model
+        import_module(f"tvm_pipeline_tvm.{installed_ir()}.compiled")  # modules are no part of a model
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = kib("VmRSS")
     with closing(backend.load(folder, [])):

@@ -26,12 +26,12 @@ from tests.support.stages import random_frame
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.relay.build import compile_module
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import load_library
-from tvm_pipeline_host.detection import missing_features
 from tvm_pipeline_kernels.relay.schedules.choices import Choice, Choices, Workload, possible_choices
+from tvm_pipeline_tvm.host.detection import missing_features
+from tvm_pipeline_tvm.relay.build import compile_module
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import load_library
 
 import tvm  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

@@ -231,8 +231,8 @@ def _display_gpu() -> str:
 def _gpu() -> tuple[str, bool, str]:
     """Return the target of TVM for this machine's GPU, whether it is a real one, and its name; raises PlatformError."""
     try:
-        from tvm_pipeline_gpu.detection import survey
-        from tvm_pipeline_gpu.targets import target_for
+        from tvm_pipeline_tvm.gpu.detection import survey
+        from tvm_pipeline_tvm.gpu.targets import target_for
     except ImportError as error:
         raise PlatformError(f"the GPU backend cannot be used: {error}") from error
     found = survey().gpus

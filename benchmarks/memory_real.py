@@ -117,9 +117,9 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]:
     """Return the row, whether outputs are equal, and whether the arena is smaller."""
     from tvm_pipeline.core.platform import Device
-    from tvm_pipeline.tvm.relay.compiled import RelayModel
-    from tvm_pipeline_host.detection import host_target
-    from tvm_pipeline_host.host import bind
+    from tvm_pipeline_tvm.host.detection import host_target
+    from tvm_pipeline_tvm.host.host import bind
+    from tvm_pipeline_tvm.relay.compiled import RelayModel
 
     model = relay_network(graph)
     device = Device("cpu0", "host", (0,), host_target())
@@ -146,9 +146,9 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
 
 def executor_bytes(model: Model, target: str) -> tuple[int, int]:
     """Return the bytes that TVM's graph executor plans for the optimised network, and after MemoryOrder."""
-    from tvm_pipeline.tvm.relay.fold import fast_context
-    from tvm_pipeline.tvm.relay.importer import import_model
-    from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
+    from tvm_pipeline_tvm.relay.fold import fast_context
+    from tvm_pipeline_tvm.relay.importer import import_model
+    from tvm_pipeline_tvm.relay.memory_order import MemoryOrder, planned_bytes
 
     from tvm import relay  # isort: skip
 
@@ -171,9 +171,9 @@ SHARED: dict[str, Callable[[], Model]] = {
 def shared_row(model: Model, rounds: int) -> tuple[list[str], bool, float]:
     """Return the row, whether outputs are equal, and the gain in the order of least memory."""
     from tvm_pipeline.core.platform import Device
-    from tvm_pipeline.tvm.relay.compiled import RelayModel
-    from tvm_pipeline_host.detection import host_target
-    from tvm_pipeline_host.host import bind
+    from tvm_pipeline_tvm.host.detection import host_target
+    from tvm_pipeline_tvm.host.host import bind
+    from tvm_pipeline_tvm.relay.compiled import RelayModel
 
     device = Device("cpu0", "host", (0,), host_target())
     listed = RelayModel.compile(model, [device.target], bind)

@@ -197,10 +197,10 @@ def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, in
     """Return bytes as written, ordered, rewritten, and both, as three allocators see them; and how outputs differ."""
     from graph_networks import relay_network
 
-    from tvm_pipeline.tvm.relay.importer import import_model
-    from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
-    from tvm_pipeline.tvm.relay.rewrite_concat import RewriteConcat, optimal_peak_bytes
-    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_tvm.host.detection import host_target
+    from tvm_pipeline_tvm.relay.importer import import_model
+    from tvm_pipeline_tvm.relay.memory_order import MemoryOrder, planned_bytes
+    from tvm_pipeline_tvm.relay.rewrite_concat import RewriteConcat, optimal_peak_bytes
 
     import tvm  # isort: skip
     from tvm import relay  # isort: skip
@@ -225,8 +225,8 @@ def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, in
 
 def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
     """Return the arena of the whole network, without and with the least-memory order, and its outputs for noise."""
-    from tvm_pipeline.tvm.relay.compiled import RelayModel
-    from tvm_pipeline_host.host import bind
+    from tvm_pipeline_tvm.host.host import bind
+    from tvm_pipeline_tvm.relay.compiled import RelayModel
 
     compiled = RelayModel.compile(model, [device.target], bind, "memory")
     operators = [operator.name for operator in compiled.graph.operators]
@@ -248,7 +248,7 @@ cores = [0]
 
 def report_product(short: bool) -> list[str]:
     """Compile models with `--memory-rewrite`, on both backends."""
-    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_tvm.host.detection import host_target
 
     made: dict[str, Make] = {"three branches": branches}
     if not short:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tests.support.networks import NETWORKS, as_model, relay_module
 from tvm_pipeline import frontends
 from tvm_pipeline.core.model import TOLERANCE, Model
-from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.importer import import_model
 
 MODELS = (
     *("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3"),

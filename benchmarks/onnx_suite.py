@@ -28,7 +28,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.onnx_suite import OUTCOMES, Verdict, cases, verdicts
-from tvm_pipeline.tvm.installed_ir import installed_ir
+from tvm_pipeline_tvm.installed_ir import installed_ir
 
 RIGHT = "right", "rounded"
 SOUND = *RIGHT, "refused", "engine"

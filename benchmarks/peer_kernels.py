@@ -29,13 +29,13 @@ from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn
-from tvm_pipeline.tvm.kernel_sets import RelayKernels
-from tvm_pipeline.tvm.relay import build, fold
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import Library, load_library
-from tvm_pipeline_host.detection import host_target, missing_features
-from tvm_pipeline_host.host import bind
+from tvm_pipeline_tvm.host.detection import host_target, missing_features
+from tvm_pipeline_tvm.host.host import bind
+from tvm_pipeline_tvm.kernel_sets import RelayKernels
+from tvm_pipeline_tvm.relay import build, fold
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import Library, load_library
 
 from tvm.contrib.cc import get_cc  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

@@ -54,8 +54,8 @@ from tvm_pipeline.frontends import load
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, verified
-from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.workflow.steps import REPEATS
+from tvm_pipeline_tvm.relay.importer import import_model
 
 PEERS = {
     "OpenVINO": ("openvino==2026.4.1",),

@@ -170,14 +170,14 @@ def against_onnxruntime(model: Model, frame: Mapping[str, Array], found: Sequenc
 
 def alignment(options: argparse.Namespace) -> bool:
     """Align the kernels of several targets; return whether those of every network line up."""
-    from tvm_pipeline.tvm.alignment import align
-    from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused
-    from tvm_pipeline.tvm.relax.importer import import_model
-    from tvm_pipeline.tvm.relax.kernel_passes import fused
-    from tvm_pipeline.tvm.relax.kernel_walkers import flat_module
-    from tvm_pipeline.tvm.relax.pad_channels import pad_channels
-    from tvm_pipeline.tvm.relax.simplify import simplified
-    from tvm_pipeline.tvm.target_text import tvm_target
+    from tvm_pipeline_tvm.alignment import align
+    from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused
+    from tvm_pipeline_tvm.relax.importer import import_model
+    from tvm_pipeline_tvm.relax.kernel_passes import fused
+    from tvm_pipeline_tvm.relax.kernel_walkers import flat_module
+    from tvm_pipeline_tvm.relax.pad_channels import pad_channels
+    from tvm_pipeline_tvm.relax.simplify import simplified
+    from tvm_pipeline_tvm.target_text import tvm_target
 
     rows, right = [], True
     for name in options.models or TEN:

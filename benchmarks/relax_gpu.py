@@ -21,14 +21,14 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_pipeline import frontends
-from tvm_pipeline.tvm.relax.build import functions_of
-from tvm_pipeline.tvm.relax.cuda_kernels import cuda_target, write_cuda_kernels
-from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.kernel_walkers import flat_module
-from tvm_pipeline.tvm.relax.pad_channels import pad_channels
-from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline_kernels.relax.gpu_tiles import gpu_of, resident_blocks
+from tvm_pipeline_tvm.relax.build import functions_of
+from tvm_pipeline_tvm.relax.cuda_kernels import cuda_target, write_cuda_kernels
+from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.kernel_walkers import flat_module
+from tvm_pipeline_tvm.relax.pad_channels import pad_channels
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 
 def main() -> None:

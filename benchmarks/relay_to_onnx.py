@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
+from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

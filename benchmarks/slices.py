@@ -45,13 +45,13 @@ from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.kernels import tensor_bytes
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relay.fold import FoldConstantFast, fast_build
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.partition_pipeline import PartitionPipeline
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

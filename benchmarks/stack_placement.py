@@ -1,4 +1,4 @@
-"""Measure how the position of the stack changes the time of kernels, with and without `tvm/relay/stack_placement.py`.
+"""Measure how the position of the stack changes the time of kernels, with and without `relay/stack_placement.py`.
 
     python benchmarks/stack_placement.py
 
@@ -21,8 +21,8 @@ from rich.table import Table
 from tvm_pipeline import detect_platform, settle_platform
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.profiling.bound import in_bound_thread
-from tvm_pipeline.tvm.relay.executor import Slice
-from tvm_pipeline.tvm.relay.stack_placement import PAGE, PLACE, placed
+from tvm_pipeline_tvm.relay.executor import Slice
+from tvm_pipeline_tvm.relay.stack_placement import PAGE, PLACE, placed
 
 
 def main() -> None:

@@ -40,12 +40,6 @@ from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import TOLERANCE
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.float64 import worst_error
-from tvm_pipeline.tvm.relay.build import as_compiled, build_library
-from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.reference import in_float64
-from tvm_pipeline_host.detection import host_target
 from tvm_pipeline_kernels.relay.schedules.choices import (
     Choice,
     is_winograd,
@@ -56,6 +50,12 @@ from tvm_pipeline_kernels.relay.schedules.choices import (
 from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
 from tvm_pipeline_kernels.relay.tuning.tasks import Task, optimized, tasks_of
 from tvm_pipeline_kernels.winograd import Winograd
+from tvm_pipeline_tvm.float64 import worst_error
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relay.build import as_compiled, build_library
+from tvm_pipeline_tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.reference import in_float64
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

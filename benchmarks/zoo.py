@@ -43,7 +43,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.installed_ir import installed_ir
+from tvm_pipeline_tvm.installed_ir import installed_ir
 
 LIST = Path(__file__).parent / "zoo" / "models.tsv"
 LIMIT = 1e-3

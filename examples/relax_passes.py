@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 import tvm_pipeline as tp
-from tvm_pipeline.relax import ExtractOperatorGraph, FuseKernels, MemoryOrder, PartitionPipeline, tvm_target
 from tvm_pipeline_kernels.relax import TIR_PIPELINE, cpu_pipeline
+from tvm_pipeline_tvm.relax_passes import ExtractOperatorGraph, FuseKernels, MemoryOrder, PartitionPipeline, tvm_target
 
 
 class Block(nn.Module):

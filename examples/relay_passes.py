@@ -10,7 +10,7 @@ from tvm.contrib import graph_executor
 from tvm.relay import testing
 
 import tvm_pipeline as tp
-from tvm_pipeline.relay import ExtractOperatorGraph, PartitionPipeline
+from tvm_pipeline_tvm.relay_passes import ExtractOperatorGraph, PartitionPipeline
 
 mod, params = testing.mlp.get_workload(1)  # takes a picture of 28 x 28 and gives ten probabilities
 frames = [np.random.default_rng(seed).standard_normal((1, 1, 28, 28)).astype("float32") for seed in range(8)]

@@ -34,87 +34,124 @@ class Fault(NamedTuple):
 
 FAULTS = (
     # The judge
-    Fault("latency is the slowest stage", "cost/evaluate.py", "latency_s=sum(slowest),", "latency_s=max(slowest),"),
+    Fault(
+        "latency is the slowest stage",
+        "tvm_pipeline/cost/evaluate.py",
+        "latency_s=sum(slowest),",
+        "latency_s=max(slowest),",
+    ),
     Fault(
         "each replica sends every frame",
-        "cost/stage_costs.py",
+        "tvm_pipeline/cost/stage_costs.py",
         ".seconds(part.received_bytes) * cost.share for",
         ".seconds(part.received_bytes) for",
     ),
-    Fault("a latency limit is lax", "cost/evaluate.py", "latency_s > most_s * (1 + 1e-9)", "latency_s > most_s * 1.5"),
-    Fault("each replica costs full energy", "cost/evaluate.py", "total += joules * cost.share", "total += joules"),
-    Fault("a bus counts the last transfer", "cost/evaluate.py", "needs[link.bus] += link", "needs[link.bus] = link"),
+    Fault(
+        "a latency limit is lax",
+        "tvm_pipeline/cost/evaluate.py",
+        "latency_s > most_s * (1 + 1e-9)",
+        "latency_s > most_s * 1.5",
+    ),
+    Fault(
+        "each replica costs full energy",
+        "tvm_pipeline/cost/evaluate.py",
+        "total += joules * cost.share",
+        "total += joules",
+    ),
+    Fault(
+        "a bus counts the last transfer",
+        "tvm_pipeline/cost/evaluate.py",
+        "needs[link.bus] += link",
+        "needs[link.bus] = link",
+    ),
     # The planner
-    Fault("memory limits are ignored", "planning/search/loops.py", "param_bytes > goal.capacity[d] or ", ""),
+    Fault(
+        "memory limits are ignored", "tvm_pipeline/planning/search/loops.py", "param_bytes > goal.capacity[d] or ", ""
+    ),
     Fault(
         "slow-down is ignored for shares",
-        "planning/search/loops.py",
+        "tvm_pipeline/planning/search/loops.py",
         "idle_rate += goal.slowdown[d] / max(taken, 1e-12)",
         "idle_rate += 1.0 / max(taken, 1e-12)",
     ),
     Fault(
         "cuts are compared wrongly",
-        "planning/search/loops.py",
+        "tvm_pipeline/planning/search/loops.py",
         "is_inside(cuts.zone, cuts.sets, i, j)",
         "is_inside(cuts.zone, cuts.sets, j, i)",
     ),
     Fault(
         "devices that share cores work together",
-        "planning/sat/placement.py",
+        "tvm_pipeline/planning/sat/placement.py",
         "model.add_bool_or(~self.used[d], ~self.used[e])",
         "pass",
     ),
     # The slicer
     Fault(
         "a copied output dies early",
-        "tvm/slice_plan.py",
+        "backends/tvm_pipeline_tvm/slice_plan.py",
         "last.update(dict.fromkeys(shared.written(entry), len(running)))",
         "pass",
     ),
     Fault(
         "an output that is read inside is lost",
-        "tvm/slice_plan.py",
+        "backends/tvm_pipeline_tvm/slice_plan.py",
         "if tensor.name in heads or not inside.issuperset",
         "if not inside.issuperset",
     ),
-    Fault("an input counts as computed here", "tvm/slice_plan.py", "return kernel >= 0", "return True"),
+    Fault(
+        "an input counts as computed here",
+        "backends/tvm_pipeline_tvm/slice_plan.py",
+        "return kernel >= 0",
+        "return True",
+    ),
     # The runtime
-    Fault("the first replica to end ends the stage", "runtime/worker.py", "last = self._left == 0", "last = True"),
+    Fault(
+        "the first replica to end ends the stage",
+        "tvm_pipeline/runtime/worker.py",
+        "last = self._left == 0",
+        "last = True",
+    ),
     Fault(
         "the first failure wins, not the earliest frame",
-        "runtime/worker.py",
+        "tvm_pipeline/runtime/worker.py",
         "if self.failure is None or failure.frame < self.failure.frame:",
         "if self.failure is None:",
     ),
     Fault(
         "host work takes frames out of order",
-        "runtime/worker.py",
+        "tvm_pipeline/runtime/worker.py",
         "self._ordered = bool(before or after or state)",
         "self._ordered = False",
     ),
     Fault(
         "layouts are not converted",
-        "runtime/slots.py",
+        "tvm_pipeline/runtime/slots.py",
         "if stands.layout == port.layout and (not port.layout or stands.shape == port.shape):",
         "if stands.dtype == port.dtype:",
     ),
     # The front ends
     Fault(
         "initializers count as inputs",
-        "frontends/onnx.py",
+        "tvm_pipeline/frontends/onnx.py",
         "declared = [value for value in proto.graph.input if value.name not in constants]",
         "declared = list(proto.graph.input)",
     ),
-    Fault("a given shape is not written into the file", "frontends/onnx.py", "extent.dim_value = known", "pass"),
+    Fault(
+        "a given shape is not written into the file",
+        "tvm_pipeline/frontends/onnx.py",
+        "extent.dim_value = known",
+        "pass",
+    ),
     Fault(
         "open shapes of TFLite pass",
-        "frontends/tflite.py",
+        "tvm_pipeline/frontends/tflite.py",
         " or any(extent < 0 for extent in signature[1:])",
         "",
     ),
     Fault(
         "a TFLite file that was cut short passes",
-        "frontends/tflite.py",
+        "tvm_pipeline/frontends/tflite.py",
         "if buffer.DataLength() and buffer.DataAsNumpy().size != buffer.DataLength():",
         "if False:",
     ),
@@ -124,7 +161,7 @@ FAULTS = (
 def plant(fault: Fault, folder: Path) -> None:
     """Copy what git tracks into a folder, with the fault in it."""
     subprocess.run(["git", "checkout-index", "--all", f"--prefix={folder}/"], cwd=ROOT, check=True)
-    file = folder / "tvm_pipeline" / fault.file
+    file = folder / fault.file
     text = file.read_text()
     if fault.right not in text:
         sys.exit(f"{fault.file} has no {fault.right!r} any more; mend tests/planted_faults.py")
@@ -136,7 +173,7 @@ def first_failure(fault: Fault, folder: Path, selected: list[str]) -> str:
     # The copy comes before the installed product.
     paths = map(str, (folder, folder / "backends", folder / "plugins"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "NUMBA_DISABLE_JIT": "1"}  # as `make test`
-    for tests in ([f"tests/{fault.file.partition('/')[0]}"], []):  # the room, then all
+    for tests in ([f"tests/{Path(fault.file).parts[1].removeprefix('tvm_pipeline_')}"], []):  # the room, then all
         command = [sys.executable, "-m", "pytest", "-x", "--verbose", "--numprocesses", "3", *selected, *tests]
         run = subprocess.Popen(
             command,

@@ -11,10 +11,12 @@ import pytest
 import tvm_pipeline
 from tests.support.parts import needs
 from tvm_pipeline.backends.engine_targets import parsed_target
+from tvm_pipeline.backends.registry import GROUP
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.option_names import OTHER_NAMES
 from tvm_pipeline.planning import Scheduler
 from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, OWN, TIMED
+from tvm_pipeline.plugins import entry_points
 from tvm_pipeline_onnxruntime.onnxruntime import PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +57,7 @@ def test_the_table_of_vendors_has_lines_of_a_platform_file_and_the_package_of_ea
         path = tmp_path / "row.toml"
         path.write_text(f'name = "row"\n[[device]]\nname = "device"\n{lines}\n')
         [device] = read_platform(path).devices
-        assert (ROOT / "backends" / f"tvm_pipeline_{device.backend}").is_dir()
+        assert device.backend in {entry.name for entry in entry_points(group=GROUP)}
         if device.backend == "onnxruntime" and device.target:
             found[parsed_target(device.target)[0]] = package.replace("`", "")
     assert found == PACKAGES

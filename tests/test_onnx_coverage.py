@@ -109,8 +109,8 @@ def test_onnx_tests_are_right_or_refused_by_name(compiler: str) -> None:
 def prove_types() -> None:
     """Compile a model of most types: the first compile of a type that is new to the cache is a child's, of seconds."""
     from tests.tvm.test_build import text_model
-    from tvm_pipeline.tvm.relay.build import build_library
-    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_tvm.host.detection import host_target
+    from tvm_pipeline_tvm.relay.build import build_library
 
     types = "bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "float64"
     casts = ", ".join(f'cast(%x, dtype="{type_}")' for type_ in types)

@@ -28,12 +28,9 @@ power/       the doors for sensors and power modes, and the joules between two m
 cost/        what a plan costs: its seconds, bytes and joules
 planning/    from a Problem to a Plan with its bound
 backends/    the contract of a hardware family, and the registry of those installed
-tvm/         all that touches TVM
 frontends/   model files become Models
 profiling/   operators and links measured
 calibration/  the model of a device refitted to measured stages
-relay.py     passes on Relay modules, for scripts of TVM
-relax.py     passes on Relax modules, for scripts of TVM
 runtime/     the running pipeline
 workflow/    from a model to a plan that runs, as one call each
 report/      tables and pictures

@@ -31,11 +31,10 @@ from typing import Any
 
 import numpy as np
 
-import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
+import tvm_pipeline_tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, readers_of
 from tvm_pipeline.errors import ModelError, RunError
-from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_edgetpu.compiler import compile_parts
 from tvm_pipeline_edgetpu.interpreter import CPU
 from tvm_pipeline_edgetpu.invoking import invoke
@@ -44,6 +43,7 @@ from tvm_pipeline_edgetpu.patterns import COMPILER, fits, pattern_table
 from tvm_pipeline_edgetpu.slicer import slice_operators
 from tvm_pipeline_edgetpu.support import check_quantised, unsupported
 from tvm_pipeline_edgetpu.versions import file_for_compiler
+from tvm_pipeline_tvm.tvm_errors import reason
 
 import tvm  # isort: skip
 from tvm import relay, tir  # isort: skip

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
+import tvm_pipeline_tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline_edgetpu.compiler import compile_parts
 from tvm_pipeline_edgetpu.interpreter import CPU

@@ -11,9 +11,9 @@ import numpy as np
 import tflite
 from tvm import relay
 
-from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline_edgetpu.byoc import load_executor, partition_for_edgetpu
 from tvm_pipeline_edgetpu.model import read_model
+from tvm_pipeline_tvm.relay.fold import fast_build
 
 ready = Path(__file__).parents[2] / "tests" / "edgetpu" / "data" / "mobilenet_v2_int8.tflite"
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else ready

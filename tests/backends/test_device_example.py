@@ -40,7 +40,7 @@ from tvm_pipeline.core.graph import crossing_tensors
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.testing import check_backend
-from tvm_pipeline_host import backend as host
+from tvm_pipeline_tvm.host import backend as host
 
 if sys.version_info >= (3, 11):
     import tomllib

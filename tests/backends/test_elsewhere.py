@@ -24,8 +24,8 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.frontends import load
 from tvm_pipeline.testing import FakeBackend
-from tvm_pipeline_host import backend
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.host import backend
+from tvm_pipeline_tvm.host.detection import host_target
 
 AARCH64 = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
 AMX = "llvm -mcpu=sapphirerapids"

@@ -19,10 +19,10 @@ from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.testing import check_backend
-from tvm_pipeline.tvm.target_text import tvm_target
-from tvm_pipeline_host import backend, detection
-from tvm_pipeline_host.core_kinds import KINDS
-from tvm_pipeline_host.host import bind
+from tvm_pipeline_tvm.host import backend, detection
+from tvm_pipeline_tvm.host.core_kinds import KINDS
+from tvm_pipeline_tvm.host.host import bind
+from tvm_pipeline_tvm.target_text import tvm_target
 
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 

@@ -34,10 +34,10 @@ from tests.edgetpu.networks import (
     schema,
 )
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
 from tvm_pipeline_edgetpu.byoc import load_executor, partition_for_edgetpu
 from tvm_pipeline_edgetpu.model import TfliteModel, parse_model
 from tvm_pipeline_edgetpu.support import unsupported
+from tvm_pipeline_tvm.relay.fold import fast_build, fast_context
 
 import tflite  # isort: skip
 import tvm  # isort: skip

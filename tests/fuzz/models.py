@@ -74,7 +74,7 @@ def fuzz_tflite(draw: random.Random) -> None:
 
 def fuzz_relay_json(draw: random.Random) -> None:
     """Read a damaged module of Relay, as JSON."""
-    from tvm_pipeline.tvm.relay.importer import import_model
+    from tvm_pipeline_tvm.relay.importer import import_model
 
     content = mutated("net.json", _relay_json(), draw)
     _read("net.json", content, lambda path: import_model(load(path)))

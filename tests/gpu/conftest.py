@@ -15,11 +15,11 @@ from tests.support.networks import as_model, relay_module
 from tests.support.parts import needs
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.devices.releasing import wait_until_released
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import bind
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.devices.releasing import wait_until_released
+from tvm_pipeline_tvm.gpu.detection import survey
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 

@@ -12,8 +12,8 @@ import pytest
 from tests.gpu.test_software_cuda import SOURCE, CudaError, Driver
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.tvm.devices.cuda_events import DeviceClock, device_clock
-from tvm_pipeline.tvm.devices.cuda_toolkit import runtime
+from tvm_pipeline_tvm.devices.cuda_events import DeviceClock, device_clock
+from tvm_pipeline_tvm.devices.cuda_toolkit import runtime
 
 TARGET = "cuda -arch=sm_72"
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.gpu.fake_drivers import CUDA_GEFORCE, CUDA_ORIN, GEFORCE, INTEL, MALI, POCL, Drivers
 from tests.support.parts import needs
-from tvm_pipeline_gpu import detection
-from tvm_pipeline_gpu.detection import Gpu, listed_by_tvm, survey
-from tvm_pipeline_gpu.targets import completed, mismatch, target_for
+from tvm_pipeline_tvm.gpu import detection
+from tvm_pipeline_tvm.gpu.detection import Gpu, listed_by_tvm, survey
+from tvm_pipeline_tvm.gpu.targets import completed, mismatch, target_for
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from tests.support.stages import model_outputs, random_frame, random_stages, run
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.links import SIZES
-from tvm_pipeline.tvm.devices import cuda_events
-from tvm_pipeline.tvm.devices.releasing import wait_until_released
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_tvm.devices import cuda_events
+from tvm_pipeline_tvm.devices.releasing import wait_until_released
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 NETWORKS = ["branching", "shapes"]  # tests/tvm/test_slicing.py cuts all of them
 Mixed = Callable[[str], RelayModel]

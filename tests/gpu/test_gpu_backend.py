@@ -29,13 +29,13 @@ from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.testing import FakeBackend
-from tvm_pipeline.tvm.devices import runtimes
-from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.workflow.steps import Compiled, measured_profile, opened_bundle
-from tvm_pipeline_gpu import GpuBackend, backend
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import bind
-from tvm_pipeline_host import backend as host
+from tvm_pipeline_tvm.devices import runtimes
+from tvm_pipeline_tvm.gpu import GpuBackend, backend
+from tvm_pipeline_tvm.gpu.detection import survey
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.host import backend as host
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 MODEL = Model("net", "onnx", b"")
 CORES = sorted(os.sched_getaffinity(0))
@@ -87,14 +87,14 @@ def test_software_is_left_out_and_said(drivers: Drivers, caplog, listed: dict[st
     drivers.have(**listed)
     with caplog.at_level(logging.INFO):
         assert {device.backend for device in detect_platform(MODEL).devices} == {"host"}
-    [record] = [record for record in caplog.records if record.name == "tvm_pipeline_gpu.gpu"]
+    [record] = [record for record in caplog.records if record.name == "tvm_pipeline_tvm.gpu.gpu"]
     assert record.levelno == logging.INFO
     assert f'name it in a platform file with backend = "gpu" and target = "{address}"' in record.getMessage()
 
 
 def test_without_tvm_there_is_none(drivers: Drivers, monkeypatch) -> None:
     drivers.have(cuda=CUDA_ORIN, opencl=POCL)
-    monkeypatch.setattr("tvm_pipeline_gpu.gpu.find_spec", lambda name: None)
+    monkeypatch.setattr("tvm_pipeline_tvm.gpu.gpu.find_spec", lambda name: None)
     assert backend.detect() == []
     assert backend.left_out() == []
     with pytest.raises(PlatformError, match=r"device gpu: .* not installed: run `pip install 'tvm-pipeline\[relay\]'`"):

@@ -27,8 +27,8 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.errors import RunError, StageError
 from tvm_pipeline.runtime import LivePipeline, Result
-from tvm_pipeline.tvm.devices.releasing import wait_until_released
-from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.devices.releasing import wait_until_released
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 

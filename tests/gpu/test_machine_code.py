@@ -20,9 +20,9 @@ from tests.support.software_cuda import SoftwareCuda
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_gpu.gpu import bind
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 # The kinds of code, by the driver's version: that of nvrtc is 12.9.
 MACHINE_CODE, PTX = "12020", "12090"

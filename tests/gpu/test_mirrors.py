@@ -20,9 +20,9 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import PAGE, Port, aligned_empty
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.tvm.devices import mirrors
-from tvm_pipeline.tvm.devices.releasing import wait_until_released
-from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.devices import mirrors
+from tvm_pipeline_tvm.devices.releasing import wait_until_released
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 

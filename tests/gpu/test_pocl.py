@@ -16,12 +16,12 @@ from tests.support.networks import Weights, as_model
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.files import seal
-from tvm_pipeline.tvm.agreement import check_agreement
-from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-from tvm_pipeline.tvm.devices.targets import compiler_target
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_tvm.agreement import check_agreement
+from tvm_pipeline_tvm.devices.runtimes import ready_to_run
+from tvm_pipeline_tvm.devices.targets import compiler_target
+from tvm_pipeline_tvm.gpu.detection import survey
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

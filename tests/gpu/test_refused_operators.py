@@ -28,12 +28,12 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError
 from tvm_pipeline.report import devices_table
-from tvm_pipeline.tvm.agreement import check_agreement
-from tvm_pipeline.tvm.compiled_model import SliceStage
-from tvm_pipeline.tvm.devices.targets import compiler_target
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_gpu import backend
-from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_tvm.agreement import check_agreement
+from tvm_pipeline_tvm.compiled_model import SliceStage
+from tvm_pipeline_tvm.devices.targets import compiler_target
+from tvm_pipeline_tvm.gpu import backend
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 FRAMES = 6
 CHECKING = "checking that both targets compute the same"

@@ -56,7 +56,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("backends/sliced.py", "part.model", "the network of a slice"),
     ("backends/contract.py", "self.model", "the network of a slice"),
     ("runtime/pipeline.py", "work.model", "the model's operators of a stage"),
-    ("tvm/relay/child.py", "order.model", "the network that a process is to compile"),
+    ("backends/tvm_pipeline_tvm/relay/child.py", "order.model", "the network that a process is to compile"),
     ("plugins/*/device_child.py", "order.model", "the network that a process is to tune"),
     ("testing/conformance.py", "part.model", "the network of a slice"),
     ("planning/sat/least_seconds.py", "self.joules", "joules that cost/ gave"),

@@ -29,8 +29,8 @@ DOCUMENTED = {
     "tvm_pipeline.power": "docs/power.md: sensors and power modes of a user's own",
     "tvm_pipeline.runtime": "pipelines that are exchanged while they run",
     "tvm_pipeline_video": "decoders and sources of a user's own, a server beside a pipeline, the application",
-    "tvm_pipeline.tvm.relay": "the passes on Relay modules",
-    "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
+    "tvm_pipeline_tvm.relay_passes": "the passes on Relay modules",
+    "tvm_pipeline_tvm.relax_passes": "docs/relax.md: the passes on Relax modules",
     "tvm_pipeline_kernels.relax": "docs/relax.md: our kernels in a script",
 }
 
@@ -70,12 +70,15 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 _COMMANDS = re.compile(r"`(?:tvm-pipeline|run|edgetpu_compiler)(?: [^`]*)?`|v4l2-ctl --list-devices")
 # Files that name options on purpose.
 NAMES_OPTIONS = {
-    ("tvm/relax/cuda_kernels.py", "--ptxas-options"): "an option of NVIDIA's compiler",
-    ("tvm/relax/cuda_kernels.py", "--device-int"): "an option of NVIDIA's compiler, --device-int128",
+    ("backends/tvm_pipeline_tvm/relax/cuda_kernels.py", "--ptxas-options"): "an option of NVIDIA's compiler",
+    (
+        "backends/tvm_pipeline_tvm/relax/cuda_kernels.py",
+        "--device-int",
+    ): "of NVIDIA's compiler, --device-int128",
     ("option_names.py", "--min-throughput"): "its docstring shows what the command line makes of a field",
     ("plugins/tvm_pipeline_video/kinds.py", "--device"): "an option of docker",
-    ("tvm/linking.py", "--eh-frame-hdr"): "an option of linkers",
-    ("tvm/linking.py", "--no-as-needed"): "an option of linkers",
+    ("backends/tvm_pipeline_tvm/linking.py", "--eh-frame-hdr"): "an option of linkers",
+    ("backends/tvm_pipeline_tvm/linking.py", "--no-as-needed"): "an option of linkers",
     ("plugins/tvm_pipeline_hosts/fleet/service_process.py", "--config"): "of the command that it runs",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--version"): "an option of edgetpu_compiler",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--out_dir"): "an option of edgetpu_compiler",

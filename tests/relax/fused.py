@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 from tvm.relax import transform
 
-from tvm_pipeline.tvm.kernel_sets import relax_kernels
+from tvm_pipeline_tvm.kernel_sets import relax_kernels
 
 Array = np.ndarray[Any, Any]
 

@@ -14,10 +14,10 @@ from tvm import relax
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.frontends.onnx_walk import obstacles
-from tvm_pipeline.tvm.numpy_rules import Array
-from tvm_pipeline.tvm.relax.dataflow import name_of
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.numpy_rules import Array
+from tvm_pipeline_tvm.relax.dataflow import name_of
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 

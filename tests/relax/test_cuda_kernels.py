@@ -16,9 +16,9 @@ import tvm
 from tests.relax.fused import module_of
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.devices import cuda_toolkit
-from tvm_pipeline.tvm.relax.build import functions_of
-from tvm_pipeline.tvm.relax.cuda_kernels import (
+from tvm_pipeline_tvm.devices import cuda_toolkit
+from tvm_pipeline_tvm.relax.build import functions_of
+from tvm_pipeline_tvm.relax.cuda_kernels import (
     Resources,
     check_code,
     compiled_source,
@@ -26,7 +26,7 @@ from tvm_pipeline.tvm.relax.cuda_kernels import (
     ready_to_run,
     resources,
 )
-from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
+from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 
 # In a process of its own, which has no software CUDA device: what NVIDIA's compiler makes, and what is said of a
 # machine without a driver.
@@ -35,7 +35,7 @@ import json, sys
 from pathlib import Path
 from tests.relax.test_cuda_kernels import convolution_and_softmax
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.relax.cuda_kernels import DEVICE_FILE, cuda_target, load_cuda_kernels, write_cuda_kernels
+from tvm_pipeline_tvm.relax.cuda_kernels import DEVICE_FILE, cuda_target, load_cuda_kernels, write_cuda_kernels
 import tvm
 folder, found = Path(sys.argv[1]), {}
 for arch in ("sm_80", "sm_87"):

@@ -29,12 +29,12 @@ from tvm_pipeline.backends.registry import GROUP
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, PlatformError, RunError
-from tvm_pipeline.tvm.devices.mirrors import shares_memory
-from tvm_pipeline.tvm.devices.releasing import wait_until_released
-from tvm_pipeline.tvm.relax.build import load_library
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import GpuBackend
+from tvm_pipeline_tvm.devices.mirrors import shares_memory
+from tvm_pipeline_tvm.devices.releasing import wait_until_released
+from tvm_pipeline_tvm.gpu.detection import survey
+from tvm_pipeline_tvm.gpu.gpu import GpuBackend
+from tvm_pipeline_tvm.relax.build import load_library
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 GPU = Device("gpu", "gpu", (), "cuda -arch=sm_87", stand_in="software CUDA")
 PICTURE = "0/picture.1"  # no name in C++
@@ -201,7 +201,7 @@ def test_operators_and_transfers_are_timed(
 ) -> None:
     """By the device's clock, and by the host's where TVM has CUDA's runtime inside."""
     if not has_clock:
-        monkeypatch.setattr("tvm_pipeline.tvm.devices.cuda_events.loaded_runtime", lambda: None)
+        monkeypatch.setattr("tvm_pipeline_tvm.devices.cuda_events.loaded_runtime", lambda: None)
     recorded = software_cuda.recorded()
     seconds = compiled.time_operators(GPU, 2)
     assert seconds.shape == (2, len(compiled.graph))
@@ -236,7 +236,7 @@ import sys
 from pathlib import Path
 from tests.relax.test_cuda_slices import GPU, bind, names
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 model = RelaxModel.load(Path(sys.argv[1]), bind)
 stages = [model.stage(names(model), GPU) for _ in range(2)]
 try:

@@ -13,8 +13,8 @@ from tests.support.command import run_command
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.frontends import load
-from tvm_pipeline.tvm.compiled_model import IR
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_tvm.compiled_model import IR
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 RELAY, RELAX = "pip install 'tvm-pipeline[relay]'", "pip install 'tvm-pipeline[relax]'"
 
@@ -110,7 +110,7 @@ def test_all_but_the_room_of_tvm_imports_without_relay() -> None:
         "import pkgutil, importlib, tvm_pipeline\n"
         "found = [module.name for module in pkgutil.walk_packages(tvm_pipeline.__path__, 'tvm_pipeline.')]\n"
         "names = [name for name in found if '.tvm.' not in name and not name.endswith(('__main__', '.relay'))]\n"
-        "for name in (*names, 'tvm_pipeline_edgetpu', 'tvm_pipeline_onnxruntime', 'tvm_pipeline_gpu'):\n"
+        "for name in (*names, 'tvm_pipeline_edgetpu', 'tvm_pipeline_onnxruntime', 'tvm_pipeline_tvm.gpu'):\n"
         "    importlib.import_module(name)\n"
         "print(len(names))\n"
     )

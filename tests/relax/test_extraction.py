@@ -14,8 +14,8 @@ from tvm.relax import op
 from tests.relax.scripts import TARGET, lowered, module, network
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import GraphError, ModelError
-from tvm_pipeline.tvm.relax import kernel_passes
-from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relax import kernel_passes
+from tvm_pipeline_tvm.relax.extraction import ExtractOperatorGraph, operator_graph
 
 LEGALISED = (relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern())
 

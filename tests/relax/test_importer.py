@@ -15,9 +15,9 @@ from tests.support.log_lines import log_lines
 from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relax.distinct_outputs import output_names
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.relax.distinct_outputs import output_names
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 node = helper.make_node
 

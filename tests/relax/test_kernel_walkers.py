@@ -12,14 +12,14 @@ from onnx import helper
 from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline import frontends
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Source
-from tvm_pipeline.tvm.relax import kernel_passes
-from tvm_pipeline.tvm.relax.cuda_kernels import cuda_target
-from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, flat_module
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.kernels import Source
+from tvm_pipeline_tvm.relax import kernel_passes
+from tvm_pipeline_tvm.relax.cuda_kernels import cuda_target
+from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.kernel_walkers import FlatModule, flat_module
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})  # vectors of 8
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.elf import AARCH64, read_library
 from tests.support.onnx_networks import Net
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm import linking
-from tvm_pipeline.tvm.relax.build import compile_module
-from tvm_pipeline.tvm.relax.importer import import_model
+from tvm_pipeline_tvm import linking
+from tvm_pipeline_tvm.relax.build import compile_module
+from tvm_pipeline_tvm.relax.importer import import_model
 
 TARGET = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
 # The symbols of TVM's runtime, which is loaded before any library of kernels, and those of libm that it may leave open.

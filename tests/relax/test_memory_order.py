@@ -13,9 +13,9 @@ from tvm.relax import op, transform
 
 from tests.relax.scripts import TARGET, called, frame, lowered, module
 from tvm_pipeline.errors import GraphError
-from tvm_pipeline.tvm.relax import kernel_passes
-from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relax.memory_order import MemoryOrder, planned_bytes
+from tvm_pipeline_tvm.relax import kernel_passes
+from tvm_pipeline_tvm.relax.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relax.memory_order import MemoryOrder, planned_bytes
 
 TWO_TOWERS = """
 @R.function

@@ -6,7 +6,7 @@ import pytest
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline_host.host import HostBackend
+from tvm_pipeline_tvm.host.host import HostBackend
 
 
 def test_the_option_names_the_environment_that_has_it() -> None:

@@ -11,8 +11,8 @@ from tvm import relax
 
 from tests.relax.imported import TARGET, assert_as_onnxruntime, compared, kinds, model_of, noise
 from tests.support.onnx_models import onnx_bytes
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 node = helper.make_node
 IMAGE = (1, 4, 7, 9)

@@ -11,10 +11,10 @@ from tvm.script import tirx as T  # noqa: N812
 
 from tests.relax.fused import MCPU, target_of
 from tests.support.overwriting_cases import CASES, aligned, check
-from tvm_pipeline.tvm import overwriting
-from tvm_pipeline.tvm.overwriting import overwritable
-from tvm_pipeline.tvm.relax.build import Library, compile_module, load_library
-from tvm_pipeline.tvm.slice_plan import entry_shape
+from tvm_pipeline_tvm import overwriting
+from tvm_pipeline_tvm.overwriting import overwritable
+from tvm_pipeline_tvm.relax.build import Library, compile_module, load_library
+from tvm_pipeline_tvm.slice_plan import entry_shape
 
 
 @pytest.mark.parametrize("name", CASES)

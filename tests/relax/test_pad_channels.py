@@ -11,10 +11,10 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvm_pipeline.tvm.numpy_rules import Array
-from tvm_pipeline.tvm.relax.dataflow import name_of
-from tvm_pipeline.tvm.relax.numpy_table import constant
-from tvm_pipeline.tvm.relax.pad_channels import pad_channels
+from tvm_pipeline_tvm.numpy_rules import Array
+from tvm_pipeline_tvm.relax.dataflow import name_of
+from tvm_pipeline_tvm.relax.numpy_table import constant
+from tvm_pipeline_tvm.relax.pad_channels import pad_channels
 
 FRAME = np.random.default_rng(3).standard_normal((1, 16, 5, 5)).astype("float32")
 Ends = Callable[[relax.BlockBuilder, Any], Any]

@@ -14,10 +14,10 @@ from tvm import relax
 from tests.relax.scripts import TARGET, Array, called, frame, lowered, machine, module, network, plan_of
 from tests.support.stages import random_stages
 from tvm_pipeline.errors import GraphError, ModelError, PipelineError, PlanError
-from tvm_pipeline.tvm.relax import kernel_passes
-from tvm_pipeline.tvm.relax.dataflow import Constant, name_of
-from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
+from tvm_pipeline_tvm.relax import kernel_passes
+from tvm_pipeline_tvm.relax.dataflow import Constant, name_of
+from tvm_pipeline_tvm.relax.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relax.partition_pipeline import PartitionPipeline
 
 TINY = """
 @R.function

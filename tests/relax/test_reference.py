@@ -14,11 +14,11 @@ from tests.relax.fused import module_of
 from tests.support.onnx_networks import onnx_network
 from tests.support.stages import random_frame
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.numpy_table import constant
-from tvm_pipeline.tvm.relax.pad_channels import pad_channels
-from tvm_pipeline.tvm.relax.reference import in_float64
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.numpy_table import constant
+from tvm_pipeline_tvm.relax.pad_channels import pad_channels
+from tvm_pipeline_tvm.relax.reference import in_float64
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 Array = np.ndarray[Any, Any]
 

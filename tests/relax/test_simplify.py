@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvm_pipeline.tvm.relax.numpy_table import TABLE, constant
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.relax.numpy_table import TABLE, constant
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 IMAGE = (1, 8, 6, 6)

@@ -19,8 +19,8 @@ from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, PlanError
-from tvm_pipeline.tvm.relax.build import load_library
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_tvm.relax.build import load_library
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 LANES = (16, 8)  # the networks of test_small_networks.py have the narrowest vectors, too
 

@@ -14,7 +14,7 @@ from tests.relax.fused import MCPU, target_of
 from tests.support.onnx_networks import onnx_network
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 Compiled = Callable[[str], RelaxModel]
 DEVICES = [Device(f"of{lanes}", "host", (0,), f"llvm -mcpu={MCPU[lanes]}") for lanes in (8, 4)]

@@ -29,9 +29,9 @@ from tests.support.tflite_files import (
 )
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.tflite import read
-from tvm_pipeline.tvm.relax.dataflow import name_of
-from tvm_pipeline.tvm.relax.importer import import_model
-from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.relax.dataflow import name_of
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.simplify import simplified
 
 
 def slopes(shape: tuple[int, ...]) -> Callable[[], bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
+import tvm_pipeline_tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -19,7 +19,7 @@ from tvm.contrib import graph_executor  # isort: skip
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.tensor_layout import to_logical
-from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 
 class Weights:

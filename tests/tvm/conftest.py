@@ -14,8 +14,8 @@ needs("tvm")
 
 from tests.support.networks import as_model, relay_module
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def compiled(target: str) -> Callable[..., RelayModel]:
 @pytest.fixture(scope="session")
 def two_devices() -> tuple[Device, Device]:
     """One machine as two devices whose targets want different layouts."""
-    from tvm_pipeline_host.detection import missing_features
+    from tvm_pipeline_tvm.host.detection import missing_features
 
     targets = "llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v2"
     if platform.machine() != "x86_64" or missing_features(targets[0]):

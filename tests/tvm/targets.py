@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
+import tvm_pipeline_tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm.kernel_sets import RelayKernels
-from tvm_pipeline.tvm.relay import fold
-from tvm_pipeline_host.detection import missing_features
+from tvm_pipeline_tvm.host.detection import missing_features
+from tvm_pipeline_tvm.kernel_sets import RelayKernels
+from tvm_pipeline_tvm.relay import fold
 
 import tvm  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip

@@ -20,10 +20,10 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.agreement import check_agreement
-from tvm_pipeline.tvm.compiled_model import SliceStage
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_host import backend
+from tvm_pipeline_tvm.agreement import check_agreement
+from tvm_pipeline_tvm.compiled_model import SliceStage
+from tvm_pipeline_tvm.host import backend
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -47,7 +47,7 @@ def weights_of(model: RelayModel, device: Device, operator: str) -> str:
 
 
 def test_targets_that_compute_the_same_agree(two_devices: Pair) -> None:
-    lines = log_lines("INFO", of="tvm_pipeline.tvm.agreement")
+    lines = log_lines("INFO", of="tvm_pipeline_tvm.agreement")
     fresh = spoilt(layers(two_devices), two_devices)  # in no cache, so that it is checked in any case
     check_agreement(fresh, two_devices)
     check_agreement(fresh, two_devices[::-1])
@@ -55,7 +55,7 @@ def test_targets_that_compute_the_same_agree(two_devices: Pair) -> None:
 
 
 def test_one_target_is_not_checked(two_devices: Pair) -> None:
-    lines = log_lines("INFO", of="tvm_pipeline.tvm.agreement")
+    lines = log_lines("INFO", of="tvm_pipeline_tvm.agreement")
     model = layers(two_devices)
     check_agreement(model, [two_devices[0], replace(two_devices[0], name="again")])
     check_agreement(model, two_devices[:1])
@@ -65,7 +65,7 @@ def test_one_target_is_not_checked(two_devices: Pair) -> None:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_the_host_backend_checks_once(two_devices: Pair) -> None:
-    lines, cores = log_lines("INFO", of="tvm_pipeline.tvm.agreement"), os.sched_getaffinity(0)
+    lines, cores = log_lines("INFO", of="tvm_pipeline_tvm.agreement"), os.sched_getaffinity(0)
     model = one_layer(1.0)
     backend.compile(model, two_devices)
     assert lines.count(CHECKING) == 1

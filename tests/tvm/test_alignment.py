@@ -21,13 +21,13 @@ from tests.tvm.test_numbering import conv, conv_and_add, read, written
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Source
-from tvm_pipeline.tvm.numbering import NumberedOperators, numbered
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.extraction import analyse
-from tvm_pipeline.tvm.relay.fold import fast_context
-from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.kernels import Entry, Kernel, Source
+from tvm_pipeline_tvm.numbering import NumberedOperators, numbered
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.extraction import analyse
+from tvm_pipeline_tvm.relay.fold import fast_context
+from tvm_pipeline_tvm.relay.kernel_walkers import kernels_of_module
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -10,7 +10,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 
 def test_stages_of_a_device_hold_their_activations_side_by_side(

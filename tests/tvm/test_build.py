@@ -25,10 +25,10 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, ModelError
-from tvm_pipeline.tvm.relay.build import build_library
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import load_library
+from tvm_pipeline_tvm.relay.build import build_library
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import load_library
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -12,8 +12,8 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.tvm.targets import run
-from tvm_pipeline.tvm.relay.channels_first import channels_first
-from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.channels_first import channels_first
+from tvm_pipeline_tvm.relay.fold import fast_build
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -18,22 +18,22 @@ needs("tvm")
 from tests.tvm.test_build import text_model
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.kernel_sets import Choices
-from tvm_pipeline.tvm.relay import build, compiled
-from tvm_pipeline.tvm.relay.build import build_library
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import Library
+from tvm_pipeline_tvm.kernel_sets import Choices
+from tvm_pipeline_tvm.relay import build, compiled
+from tvm_pipeline_tvm.relay.build import build_library
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import Library
 
 TARGET = "llvm -mcpu=znver5"
 # Stock TVM in the child: LLVM meets an intrinsic with operands of other types.
 STOCK = (
-    "import contextlib, tvm_pipeline.tvm.relay.int8 as int8, tvm_pipeline.tvm.kernel_sets as kernel_sets\n"
+    "import contextlib, tvm_pipeline_tvm.relay.int8 as int8, tvm_pipeline_tvm.kernel_sets as kernel_sets\n"
     "int8.exact_int8, kernel_sets.relay_kernels = contextlib.nullcontext, kernel_sets.RelayKernels\n"
 )
 # A schedule that ends the process.
 SCHEDULE = (
-    "import os, tvm_pipeline.tvm.relay\nfrom tvm.relay.backend import te_compiler\n"
+    "import os, tvm_pipeline_tvm.relay\nfrom tvm.relay.backend import te_compiler\n"
     "stock = te_compiler.select_implementation\n"
     "def select(op, *rest, **options):\n"
     "    return os.kill(os.getpid(), 11) if op.name == 'tanh' else stock(op, *rest, **options)\n"

@@ -8,7 +8,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
+from tvm_pipeline_tvm.relay.concatenations_apart import ConcatenationsApart
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

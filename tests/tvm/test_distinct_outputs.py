@@ -12,9 +12,9 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.numbering import numbered
-from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
-from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
+from tvm_pipeline_tvm.numbering import numbered
+from tvm_pipeline_tvm.relay.distinct_outputs import distinct_outputs
+from tvm_pipeline_tvm.relay.kernel_walkers import kernels_of_module
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -63,7 +63,7 @@ def test_outputs_that_differ_stay_as_they_are() -> None:
 
 
 def test_outputs_of_different_sizes_need_no_simplifying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("tvm_pipeline.tvm.relay.distinct_outputs._simplified")
+    monkeypatch.delattr("tvm_pipeline_tvm.relay.distinct_outputs._simplified")
     mod = module(relay.Tuple([relay.tanh(relay.concatenate([X, X], 1)), relay.sum(X), relay.cast(Y, "int8")]))
     assert distinct_outputs(mod).same_as(mod)
 

@@ -14,9 +14,9 @@ needs("tvm")
 from tests.support.networks import relay_module
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relay.fold import fast_context
-from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relay.fold import fast_context
+from tvm_pipeline_tvm.relay.importer import import_model
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

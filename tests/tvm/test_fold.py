@@ -21,8 +21,8 @@ from tvm import relay
 from tvm.contrib import graph_executor
 
 from tests.support.examples import examples
-from tvm_pipeline.tvm.kernel_sets import relay_kernels
-from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build, fast_context
+from tvm_pipeline_tvm.kernel_sets import relay_kernels
+from tvm_pipeline_tvm.relay.fold import FoldConstantFast, fast_build, fast_context
 
 TARGET = "llvm -mcpu=x86-64-v3" if platform.machine() == "x86_64" else "llvm"
 RNG = np.random.default_rng(0)

@@ -29,12 +29,12 @@ from tests.tvm.test_numbering import library, random_fusion, random_network
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Source
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.relay.slicing import as_graph
-from tvm_pipeline.tvm.slice_plan import plan_slice
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.kernels import Entry, Kernel, Source
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.library import Library
+from tvm_pipeline_tvm.relay.slicing import as_graph
+from tvm_pipeline_tvm.slice_plan import plan_slice
 
 INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))
 Symbol = tuple[Any, ...]  # ("x0",), or (operator, field, symbols of its arguments)

@@ -25,8 +25,8 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_walk import LACKING, OF_OTHER_DOMAINS
-from tvm_pipeline.tvm.relay.import_folding import faster_importer
-from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.import_folding import faster_importer
+from tvm_pipeline_tvm.relay.importer import import_model
 
 
 def imported(content: bytes) -> tvm.IRModule:
@@ -145,7 +145,7 @@ def test_an_operator_that_is_refused_is_named_with_its_node(monkeypatch: pytest.
 
 
 def test_an_import_that_takes_too_long_names_the_operator_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_pipeline.tvm.relay.importer.LONGEST_S", 0.0)
+    monkeypatch.setattr("tvm_pipeline_tvm.relay.importer.LONGEST_S", 0.0)
     nodes = [helper.make_node("Relu", ["x"], ["y"], name="only")]
     told = (
         r"net: importing it into TVM takes more than 0 s .*, the last at operator Relu \(node only\); run it on another"

@@ -11,8 +11,8 @@ from tests.support.parts import needs
 needs("Relay")
 
 from tests.support.networks import NETWORKS, relay_module
-from tvm_pipeline.tvm.relay import fold
-from tvm_pipeline.tvm.relay.infer_once import InferOnce
+from tvm_pipeline_tvm.relay import fold
+from tvm_pipeline_tvm.relay.infer_once import InferOnce
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

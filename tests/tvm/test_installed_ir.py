@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_pipeline.tvm import installed_ir as installed
+from tvm_pipeline_tvm import installed_ir as installed
 
 Asked = Callable[[Path], str]
 

@@ -11,8 +11,8 @@ needs("tvm")
 
 from tests.tvm.targets import TARGETS, WITHOUT_VNNI, built
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
-from tvm_pipeline.tvm.relay.int8 import exact_int8
+from tvm_pipeline_tvm.relay.fold import fast_build, fast_context
+from tvm_pipeline_tvm.relay.int8 import exact_int8
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -77,7 +77,7 @@ def test_vnni_is_used_where_the_target_has_it(target: str) -> None:
 def test_layers_are_not_scheduled_for_amx_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     rows = relay.var("rows", shape=(4, 64), dtype="uint8")
     body = relay.nn.dense(rows, relay.const(bytes_of(16, 64)), out_dtype="int32")
-    with caplog.at_level("INFO", "tvm_pipeline.tvm.relay.int8"):
+    with caplog.at_level("INFO", "tvm_pipeline_tvm.relay.int8"):
         library = fast_build(tvm.IRModule.from_expr(relay.Function([rows], body)), "llvm -mcpu=sapphirerapids")
     assert "tdpb" not in library.lib.get_source("asm")
     assert "AMX is not used" in caplog.text

@@ -12,7 +12,7 @@ needs("tvm")
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.importer import import_model
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

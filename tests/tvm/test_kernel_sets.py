@@ -17,10 +17,10 @@ from tests.support.networks import Weights, as_model, image, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm import kernel_sets
-from tvm_pipeline.tvm.kernel_sets import OWN, RelayKernels, choices_of, hashable, relay_kernels
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm import kernel_sets
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.kernel_sets import OWN, RelayKernels, choices_of, hashable, relay_kernels
+from tvm_pipeline_tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -77,7 +77,7 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
     model = as_model("layer", mod, weights.params)
     device = Device("cpu0", "host", (0,), target)
     with_kernels = RelayModel.compile(model, (target,), lambda _: None)
-    from tvm_pipeline.tvm.relay import build, fold
+    from tvm_pipeline_tvm.relay import build, fold
 
     for module in (build, fold):
         monkeypatch.setattr(module, "relay_kernels", RelayKernels)
@@ -97,8 +97,8 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
 
 
 def _compile_here(model, target, folder, host, choices, *, elsewhere):  # type: ignore[no-untyped-def]
-    from tvm_pipeline.tvm.relay.build import compile_module, element_types
-    from tvm_pipeline.tvm.relay.importer import import_model
+    from tvm_pipeline_tvm.relay.build import compile_module, element_types
+    from tvm_pipeline_tvm.relay.importer import import_model
 
     mod, params = import_model(model)
     compile_module(model.name, mod, params, target, folder, host, choices, elsewhere=elsewhere)

@@ -17,8 +17,8 @@ needs("tvm")
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.files import locked
-from tvm_pipeline.tvm.machine_code import load_kernels
-from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline_tvm.machine_code import load_kernels
+from tvm_pipeline_tvm.relay.build import build_library
 
 NET = Model("net", "relay", b'#[version = "0.0.5"]\ndef @main(%x: Tensor[(1, 8), float32]) { sin(%x) }')
 

@@ -18,10 +18,10 @@ needs("tvm")
 from tests.support.elf import AARCH64, read_library
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.tvm import linking
-from tvm_pipeline.tvm.linking import check_linker, export_library, linker_for
-from tvm_pipeline.tvm.relay.build import build_library, compile_module
-from tvm_pipeline.tvm.target_text import other_processor
+from tvm_pipeline_tvm import linking
+from tvm_pipeline_tvm.linking import check_linker, export_library, linker_for
+from tvm_pipeline_tvm.relay.build import build_library, compile_module
+from tvm_pipeline_tvm.target_text import other_processor
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -22,9 +22,9 @@ from tests.support.examples import examples
 from tests.support.networks import Weights, as_model, image
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
-from tvm_pipeline.tvm.relay.slicing import SliceGraph
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.memory_order import MemoryOrder, planned_bytes
+from tvm_pipeline_tvm.relay.slicing import SliceGraph
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

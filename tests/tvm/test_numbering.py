@@ -16,9 +16,9 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source
-from tvm_pipeline.tvm.numbering import WEIGHT, Value, numbered
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.kernels import Entry, Kernel, Output, Source
+from tvm_pipeline_tvm.numbering import WEIGHT, Value, numbered
 
 CONV, ADD = ("conv2d", 64), ("add", 64)
 X: Entry = (-1, 0)

@@ -27,12 +27,12 @@ from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends import load
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.output_names import output_names
-from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.output_names import output_names
+from tvm_pipeline_tvm.relay.partition_pipeline import PartitionPipeline
 
 # Outputs of every awkward kind. The last matrix product comes after all that is an output.
 NODES = [

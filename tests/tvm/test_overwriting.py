@@ -19,13 +19,13 @@ from tests.support.overwriting_cases import CASES, aligned, check
 from tests.tvm.targets import LEVELS, runs_here
 from tests.tvm.test_slice_plan import Kernels
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm import overwriting
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source
-from tvm_pipeline.tvm.overwriting import overwritable, overwritten
-from tvm_pipeline.tvm.relay.build import compile_module
-from tvm_pipeline.tvm.relay.library import Library, load_library
-from tvm_pipeline.tvm.relay.overwriting_record import OVERWRITING
-from tvm_pipeline.tvm.slice_plan import entry_dtype, entry_shape
+from tvm_pipeline_tvm import overwriting
+from tvm_pipeline_tvm.kernels import Entry, Kernel, Output, Source
+from tvm_pipeline_tvm.overwriting import overwritable, overwritten
+from tvm_pipeline_tvm.relay.build import compile_module
+from tvm_pipeline_tvm.relay.library import Library, load_library
+from tvm_pipeline_tvm.relay.overwriting_record import OVERWRITING
+from tvm_pipeline_tvm.slice_plan import entry_dtype, entry_shape
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.networks import Weights
 from tests.tvm.targets import run
-from tvm_pipeline.tvm.padded_channels import padded_channels
-from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.pad_channels import pad_channels
+from tvm_pipeline_tvm.padded_channels import padded_channels
+from tvm_pipeline_tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.pad_channels import pad_channels
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -17,9 +17,9 @@ from tests.support.networks import Weights, module_of, relay_module
 from tests.support.stages import random_frame, random_stages
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.errors import GraphError, PipelineError, PlanError
-from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build
-from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
+from tvm_pipeline_tvm.relay.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relay.fold import FoldConstantFast, fast_build
+from tvm_pipeline_tvm.relay.partition_pipeline import PartitionPipeline
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -20,9 +20,9 @@ from tests.support.stages import random_frame
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.float64 import convolution, transposed_convolution, worst_error
-from tvm_pipeline.tvm.relay.reference import in_float64
-from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
+from tvm_pipeline_tvm.float64 import convolution, transposed_convolution, worst_error
+from tvm_pipeline_tvm.relay.reference import in_float64
+from tvm_pipeline_tvm.relay.refused_lets import without_refused_lets
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

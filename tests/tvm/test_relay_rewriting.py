@@ -20,8 +20,8 @@ from tests.support.command import run_command
 from tests.support.networks import Weights, as_model
 from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline.frontends import load
-from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
 from tvm_pipeline.workflow.steps import Compiled, compile_source
+from tvm_pipeline_tvm.relay.relay_rewriting import RelayRewriting
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -12,9 +12,9 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline.tvm.relay.fold import fast_context
-from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
-from tvm_pipeline.tvm.relay.rewrite_concat import RewriteConcat, optimal_peak_bytes
+from tvm_pipeline_tvm.relay.fold import fast_context
+from tvm_pipeline_tvm.relay.memory_order import MemoryOrder, planned_bytes
+from tvm_pipeline_tvm.relay.rewrite_concat import RewriteConcat, optimal_peak_bytes
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

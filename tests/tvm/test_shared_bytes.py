@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tests.tvm.test_slice_plan import Kernels
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source
-from tvm_pipeline.tvm.shared_bytes import parts_of
-from tvm_pipeline.tvm.slice_plan import SlicePlan, plan_slice
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.kernels import Entry, Kernel, Output, Source
+from tvm_pipeline_tvm.shared_bytes import parts_of
+from tvm_pipeline_tvm.slice_plan import SlicePlan, plan_slice
 
 DATA: Entry = (-1, 0)
 KIB = 1024  # the bytes of the tensors here: 16 channels of 4 x 4

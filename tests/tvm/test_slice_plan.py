@@ -20,9 +20,9 @@ from tests.support.stages import random_stages
 from tests.tvm.test_numbering import library, random_fusion, random_network
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, entry_bytes, entry_shape
-from tvm_pipeline.tvm.slice_plan import SlicePlan, plan_slice
+from tvm_pipeline_tvm.alignment import align
+from tvm_pipeline_tvm.kernels import Entry, Kernel, Output, Source, entry_bytes, entry_shape
+from tvm_pipeline_tvm.slice_plan import SlicePlan, plan_slice
 
 INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))
 BLOCK = 64

@@ -24,12 +24,12 @@ from tests.support.stages import model_outputs, random_frame, random_stages, run
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.tvm.kernel_sets import relay_kernels
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.executor import Slice
-from tvm_pipeline.tvm.relay.int8 import exact_int8
-from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
-from tvm_pipeline.tvm.relay.splits import SplitByIndices
+from tvm_pipeline_tvm.kernel_sets import relay_kernels
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.executor import Slice
+from tvm_pipeline_tvm.relay.int8 import exact_int8
+from tvm_pipeline_tvm.relay.refused_lets import without_refused_lets
+from tvm_pipeline_tvm.relay.splits import SplitByIndices
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

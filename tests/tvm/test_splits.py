@@ -12,8 +12,8 @@ needs("tvm")
 from tests.support.networks import Weights, image
 from tests.tvm.targets import LEVELS, built, run
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.splits import SplitByIndices
+from tvm_pipeline_tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.splits import SplitByIndices
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

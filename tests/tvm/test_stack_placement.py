@@ -15,7 +15,7 @@ needs("tvm")
 
 import tvm
 
-from tvm_pipeline.tvm.relay import stack_placement as placement
+from tvm_pipeline_tvm.relay import stack_placement as placement
 
 here = sys.platform == "linux" and platform.machine() == "x86_64"
 pytestmark = pytest.mark.skipif(not here, reason="only x86-64 Linux tells the stack pointer")

@@ -28,7 +28,7 @@ from tests.support.tflite_files import (
     transposed,
 )
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.importer import import_model
 
 
 def computed(content: bytes, frame: np.ndarray) -> np.ndarray:

@@ -20,10 +20,10 @@ from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.files import SUMS, linked
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.library import load_library
-from tvm_pipeline.tvm.relay.saved_params import PARAMS, UNMAPPED, read_params, write_params
-from tvm_pipeline.tvm.weights_file import WEIGHTS, Weight
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.library import load_library
+from tvm_pipeline_tvm.relay.saved_params import PARAMS, UNMAPPED, read_params, write_params
+from tvm_pipeline_tvm.weights_file import WEIGHTS, Weight
 
 import tvm  # isort: skip
 

@@ -14,9 +14,9 @@ needs("tvm")
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.frontends import load
-from tvm_pipeline.tvm.relay.build import build_library
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.work_done import LINKING, WorkDone
+from tvm_pipeline_tvm.relay.build import build_library
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.work_done import LINKING, WorkDone
 
 
 @pytest.mark.thorough

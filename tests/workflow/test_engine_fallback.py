@@ -27,13 +27,13 @@ from tests.support.onnx_unknown import UNKNOWN, write_determinants
 from tvm_pipeline import Pipeline
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlanError, PlatformError
-from tvm_pipeline.tvm.installed_ir import installed_ir
 from tvm_pipeline.workflow import engine_fallback
 from tvm_pipeline.workflow import machine as machine_of
 from tvm_pipeline.workflow.steps import Compiled, compile_source
 from tvm_pipeline_edgetpu import backend as edgetpu
-from tvm_pipeline_host import backend as host
 from tvm_pipeline_onnxruntime import backend as engine
+from tvm_pipeline_tvm.host import backend as host
+from tvm_pipeline_tvm.installed_ir import installed_ir
 
 CORES = sorted(os.sched_getaffinity(0))
 

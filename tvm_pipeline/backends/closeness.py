@@ -1,6 +1,6 @@
 """How far the results of two processors, or of two compilations of one network, may be apart.
 
-`tvm/agreement.py` compares the targets of one machine, `engine_agreement.py` its engines, and the plug-in
+`tvm_pipeline_tvm/agreement.py` compares the targets of one machine, `engine_agreement.py` its engines, and the plug-in
 tvm_pipeline_hosts a board with this machine.
 """
 

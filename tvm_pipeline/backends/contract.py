@@ -301,6 +301,10 @@ class Backend(ABC):
         """Return the software whose version decides whether a saved model still loads."""
         return {}
 
+    def compiler(self) -> str:
+        """Return what compiles, with its version, for people and without loading it; empty where nothing is told."""
+        return ""
+
     def close(self) -> None:
         """Release what is kept between models, such as a device's context; the next `compile` acquires it again."""
 

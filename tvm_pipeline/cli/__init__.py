@@ -37,11 +37,12 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from tvm_pipeline.tvm.installed_ir import described
+        from tvm_pipeline.backends.registry import find_backend
+        from tvm_pipeline.errors import PlatformError
 
         try:
-            tvm = described()
-        except ImportError:
+            tvm = find_backend("host").compiler()
+        except PlatformError:
             tvm = "without a TVM that it can use; `tvm-pipeline devices` says why"
         typer.echo(f"tvm-pipeline {__version__} ({tvm})")
         raise typer.Exit

@@ -10,16 +10,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tvm_pipeline.backends.registry import description, known_engines, left_out, settle_platform, state
+from tvm_pipeline.backends.registry import description, find_backend, known_engines, left_out, settle_platform, state
 from tvm_pipeline.cli.options import EnginesOption, JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.errors import PipelineError, PlatformError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.power import MeanPower, Sensor, Survey, mean_watts, power_modes, survey
 from tvm_pipeline.report import devices_table, sensors_table
-from tvm_pipeline.tvm.installed_ir import described
 from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.engines import with_engines
 from tvm_pipeline.workflow.machine_modes import this_machine
@@ -79,8 +78,8 @@ def _as_json(sensors: Sequence[Sensor], now: MeanPower, obstacles: Mapping[str, 
 
 def _compiler() -> Iterator[str]:
     """Yield a line for the TVM that compiles; none where there is none, which `left_out` says."""
-    with suppress(ImportError):
-        yield f"compiler: {described()}"
+    with suppress(PlatformError):
+        yield f"compiler: {find_backend('host').compiler()}"
 
 
 def _for_applications() -> Iterator[str]:

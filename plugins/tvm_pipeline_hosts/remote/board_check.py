@@ -1,7 +1,7 @@
 """A model on a board against the same model here: what was compiled for another processor was never run before.
 
 Both compute one frame of noise, this machine by code for its own processor. How far the outputs may be apart is what
-`tvm/agreement.py` allows two targets of one machine. Read next: backends/closeness.py.
+`tvm_pipeline_tvm/agreement.py` allows two targets of one machine. Read next: backends/closeness.py.
 """
 
 from __future__ import annotations

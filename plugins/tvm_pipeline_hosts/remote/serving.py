@@ -56,7 +56,7 @@ MOST_SESSIONS = 64  # of the client: each stage of a pipeline on this host has o
 MOST_NAME = 80  # characters of a client's name that are shown
 MOST_ENDS = 64  # sessions whose end is remembered for a client that comes back
 
-SESSION, TVM_CLIENT = "tvm_pipeline_hosts.remote.session:serve", "tvm_pipeline.tvm.rpc_clients:serve"
+SESSION, TVM_CLIENT = "tvm_pipeline_hosts.remote.session:serve", "tvm_pipeline_tvm.rpc_clients:serve"
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ gpu_tiles.py      the tiles of a convolution on a GPU
 This needs the extra `relax`, in an environment without Relay; an import elsewhere says what to install.
 """
 
-from tvm_pipeline.tvm.installed_ir import demand
+from tvm_pipeline_tvm.installed_ir import demand
 
 demand("relax")
 

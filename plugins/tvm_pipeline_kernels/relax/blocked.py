@@ -21,9 +21,6 @@ import numpy as np
 import tvm
 from tvm import relax, topi
 
-from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
-from tvm_pipeline.tvm.relax.kernel_walkers import LAYOUT
-from tvm_pipeline.tvm.relax.numpy_table import constant
 from tvm_pipeline_kernels import winograd
 from tvm_pipeline_kernels.relax.schedules import (
     concatenate,
@@ -37,6 +34,9 @@ from tvm_pipeline_kernels.relax.schedules import (
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.tiles import channel_block
 from tvm_pipeline_kernels.winograd import KERNEL, Winograd, first_within, winograd_rule
+from tvm_pipeline_tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
+from tvm_pipeline_tvm.relax.kernel_walkers import LAYOUT
+from tvm_pipeline_tvm.relax.numpy_table import constant
 
 READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes
 

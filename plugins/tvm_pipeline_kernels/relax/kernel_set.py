@@ -8,13 +8,13 @@ from typing import Any
 from tvm import tirx
 from tvm.target import Target
 
-from tvm_pipeline.tvm.kernel_sets import GpuRule, Legalization, RelaxKernels
 from tvm_pipeline_kernels.relax.blocked import BlockedLayout
 from tvm_pipeline_kernels.relax.gpu_rules import by_convolution, by_window
 from tvm_pipeline_kernels.relax.legalizations import legalizations
 from tvm_pipeline_kernels.relax.schedules import conv2d_winograd, scheduled
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
 from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
+from tvm_pipeline_tvm.kernel_sets import GpuRule, Legalization, RelaxKernels
 
 
 class OwnRelaxKernels(RelaxKernels):

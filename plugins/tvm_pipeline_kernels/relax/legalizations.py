@@ -18,10 +18,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_pipeline.tvm.relax.dataflow import constant_of, fields, name_of, shape_of
-from tvm_pipeline.tvm.relax.numpy_table import constant
 from tvm_pipeline_kernels.relax.schedules import concatenate, dense, softmax
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
+from tvm_pipeline_tvm.relax.dataflow import constant_of, fields, name_of, shape_of
+from tvm_pipeline_tvm.relax.numpy_table import constant
 
 Legalization = Callable[[Any, Any], Any]
 

@@ -10,13 +10,13 @@ import tvm
 
 from tvm_pipeline import Device, Model
 from tvm_pipeline.backends.contract import Guide, TuningReport
-from tvm_pipeline.tvm.devices.targets import has_own_memory
-from tvm_pipeline.tvm.kernel_sets import Choices, RelayKernels
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_kernels.relay.schedules import own_schedules
 from tvm_pipeline_kernels.relay.schedules.choices import following
 from tvm_pipeline_kernels.relay.schedules.lowering import elementary_functions, marked_loops
 from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks, tuner, tuning_records
+from tvm_pipeline_tvm.devices.targets import has_own_memory
+from tvm_pipeline_tvm.kernel_sets import Choices, RelayKernels
 
 
 class OwnRelayKernels(RelayKernels):

@@ -18,7 +18,7 @@ import tvm
 from tvm import relay
 from tvm.target.codegen import target_has_features
 
-from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
+from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions
 
 SHIFT = 128  # from int8 to uint8
 _FOLD = relay.transform.FoldConstant()  # which the contexts of `fold.py` do in numpy

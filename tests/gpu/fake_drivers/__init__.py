@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.parts import needs
-from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_tvm.gpu.detection import survey
 
 _HERE = Path(__file__).parent
 _FOLDER = tempfile.TemporaryDirectory(prefix="fake-drivers-")

@@ -14,7 +14,7 @@ from tests.support.examples import examples
 from tvm_pipeline.profiling.throttling import clocks, gpu_clock_folder
 from tvm_pipeline_boards.jetson import read_jetson
 from tvm_pipeline_boards.mode_switch import BoardModes
-from tvm_pipeline_host.core_kinds import core_names
+from tvm_pipeline_tvm.host.core_kinds import core_names
 
 boards = pytest.mark.parametrize("tree", [pytest.param(tree, id=name) for name, tree in TREES.items()])
 

@@ -24,8 +24,8 @@ def test_a_part_number_names_one_module() -> None:
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_the_target_is_what_the_gpu_itself_would_get(module: Module) -> None:
     needs("tvm")
-    from tvm_pipeline_gpu.detection import Gpu
-    from tvm_pipeline_gpu.targets import target_for
+    from tvm_pipeline_tvm.gpu.detection import Gpu
+    from tvm_pipeline_tvm.gpu.targets import target_for
 
     number = int(module.target.rpartition("_")[2])
     assert target_for(Gpu("cuda", module.name, capability=divmod(number, 10))) == module.target

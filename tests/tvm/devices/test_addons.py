@@ -14,8 +14,8 @@ import tvm
 
 from tests.support.log_lines import log_lines
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.devices import addons
-from tvm_pipeline.tvm.devices.addons import Addon, build_addon, load_addon
+from tvm_pipeline_tvm.devices import addons
+from tvm_pipeline_tvm.devices.addons import Addon, build_addon, load_addon
 
 SOURCE = """
 #include <tvm/runtime/registry.h>

@@ -18,10 +18,10 @@ import tvm
 from tests.support.networks import relay_module
 from tests.support.parts import needs, nvidia_file
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.devices.cuda_toolkit import NVRTC
-from tvm_pipeline.tvm.devices.nvrtc import Nvrtc, nvrtc
-from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
-from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.devices.cuda_toolkit import NVRTC
+from tvm_pipeline_tvm.devices.nvrtc import Nvrtc, nvrtc
+from tvm_pipeline_tvm.devices.runtimes import ready_to_compile
+from tvm_pipeline_tvm.relay.fold import fast_build
 
 # Jetson Nano, TX2, Xavier and Orin.
 ARCHS = ("sm_53", "sm_62", "sm_72", "sm_87")
@@ -124,7 +124,7 @@ def test_a_driver_that_is_older_than_nvrtc_gets_no_ptx(tmp_path: Path) -> None:
     """It would refuse that; it gets the machine's code, an ELF file, which TVM can tell up to its first zero byte."""
     needs("NVRTC")
     code = (
-        "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tvm_pipeline.tvm.devices.nvrtc import nvrtc; "
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tvm_pipeline_tvm.devices.nvrtc import nvrtc; "
         "source = 'extern \"C\" __global__ void first(float* out) { out[threadIdx.x] = 1; }'; "
         "form, code = nvrtc('sm_87').compile(source, 'sm_87'); print(form, code[:4], code.split(b'\\0')[0].isascii())"
     )
@@ -150,7 +150,7 @@ def test_no_nvrtc_for_an_architecture(tmp_path: Path) -> None:
     build(tmp_path / "lib64", f"libnvrtc.so.{NVRTC[13]}", ONE_ARCH)
     code = """
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.devices.nvrtc import nvrtc
+from tvm_pipeline_tvm.devices.nvrtc import nvrtc
 try:
     nvrtc("sm_1")
 except PlatformError as error:

@@ -18,10 +18,10 @@ from tvm import te
 from tests.support.networks import relay_module
 from tests.support.parts import needs
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.devices import programs
-from tvm_pipeline.tvm.devices.addons import OWN, tvm_sources
-from tvm_pipeline.tvm.devices.runtimes import OPENCL, ready_to_compile, ready_to_run
-from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.devices import programs
+from tvm_pipeline_tvm.devices.addons import OWN, tvm_sources
+from tvm_pipeline_tvm.devices.runtimes import OPENCL, ready_to_compile, ready_to_run
+from tvm_pipeline_tvm.relay.fold import fast_build
 
 COUNT = 1 << 10
 # Without schedules of its own: TOPI's for Intel are what PoCL runs fast.
@@ -162,11 +162,11 @@ def test_code_of_the_cpu_has_no_programs(tmp_path: Path) -> None:
 
 
 OWN_OPENCL = """
-import ctypes, logging, sys, numpy, tvm_pipeline.tvm, tvm
+import ctypes, logging, sys, numpy, tvm_pipeline_tvm, tvm
 ctypes.CDLL("libOpenCL.so.1", ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
 before = tvm.get_global_func("device_api.opencl")
-from tvm_pipeline.tvm.devices.runtimes import ready_to_run
+from tvm_pipeline_tvm.devices.runtimes import ready_to_run
 logging.getLogger("tvm_pipeline").setLevel("INFO")
 logging.getLogger("tvm_pipeline").addHandler(logging.StreamHandler(sys.stdout))
 ready_to_run("opencl")

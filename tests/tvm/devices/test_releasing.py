@@ -10,7 +10,7 @@ import pytest
 LETS_GO = """
 import threading, time
 import tvm
-from tvm_pipeline.tvm.devices import releasing
+from tvm_pipeline_tvm.devices import releasing
 
 class Owner: pass
 class Held:

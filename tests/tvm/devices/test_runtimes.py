@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
+from tvm_pipeline_tvm.devices.runtimes import ready_to_compile, ready_to_run
 
 # Libraries that pose as CUDA's, as far as these tests go.
 DRIVER = """
@@ -31,7 +31,7 @@ def refusals(tmp_path: Path, **environment: str) -> str:
     """
     code = (
         "from tvm_pipeline.errors import PlatformError\n"
-        "from tvm_pipeline.tvm.devices.runtimes import ready_to_run\n"
+        "from tvm_pipeline_tvm.devices.runtimes import ready_to_run\n"
         "for kind in ('opencl', 'cuda'):\n"
         "    try: ready_to_run(kind)\n"
         "    except PlatformError as error: print(error)\n"

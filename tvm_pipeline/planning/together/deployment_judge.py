@@ -2,8 +2,8 @@
 
 It searches nothing and knows nothing of the search. What a device holds at the same time is what the runtime allocates:
 the parameters of all its stages, and for each stage the activations, since every stage of every model has an arena of
-its own that is allocated when the stage is opened and kept from frame to frame (`_arena` in `tvm/relay/executor.py`).
-So activations of different models are added up, though only one of them may run at a time.
+its own that is allocated when the stage is opened and kept from frame to frame (`_arena` of TVM's
+`relay/executor.py`). So activations of different models are added up, though only one of them may run at a time.
 
 Next: `fitted_together`, which looks for orders of operators that fit; `planning/deployment.py`, which calls both.
 """

@@ -28,10 +28,10 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc, transform
 
-from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_kernels.relax.schedules import plain
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of
+from tvm_pipeline_tvm.tvm_errors import reason
 
 __all__ = ["RULE", "RULES", "Cores", "scheduled"]
 

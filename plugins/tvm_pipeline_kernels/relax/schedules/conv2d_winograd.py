@@ -17,10 +17,10 @@ from typing import Any
 
 from tvm import s_tir, te, tirx
 
-from tvm_pipeline.tvm.relax.kernel_walkers import MACS
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
 from tvm_pipeline_kernels.winograd import KERNEL, Winograd, input_transform, output_transform
+from tvm_pipeline_tvm.relax.kernel_walkers import MACS
 
 NAME = "conv2d_winograd"
 _STEPS = ("pad", "half_input", "tiles", "products", "half_output", "squares")

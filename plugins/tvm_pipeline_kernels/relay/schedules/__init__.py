@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_pipeline.tvm.relay.topi import Replacement
 from tvm_pipeline_kernels.relay.schedules import (
     batch_matmul,
     concatenate,
@@ -40,6 +39,7 @@ from tvm_pipeline_kernels.relay.schedules import (
     group_conv2d,
     pooling,
 )
+from tvm_pipeline_tvm.relay.topi import Replacement
 
 __all__ = ["own_schedules"]
 

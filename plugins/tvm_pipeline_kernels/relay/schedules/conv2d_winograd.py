@@ -27,7 +27,6 @@ from tvm.relay.op.strategy.generic import conv2d_winograd_without_weight_transfo
 from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple, traverse_inline
 
-from tvm_pipeline.tvm.relay.fold import FoldConstantFast
 from tvm_pipeline_kernels.relay.schedules.choices import (
     CONV2D,
     Choice,
@@ -48,6 +47,7 @@ from tvm_pipeline_kernels.winograd import (
     output_transform,
     packed,
 )
+from tvm_pipeline_tvm.relay.fold import FoldConstantFast
 
 WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
 _TAG = "own_winograd"

@@ -24,10 +24,10 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline.tvm.relay.int8 import add_fours, add_pairs, has_vnni
 from tvm_pipeline_kernels.relay.schedules.anchor import anchors
 from tvm_pipeline_kernels.relay.schedules.depthwise import in_bands
 from tvm_pipeline_kernels.tiles import band_rule
+from tvm_pipeline_tvm.relay.int8 import add_fours, add_pairs, has_vnni
 
 TAG = "depthwise_int8"
 MOST_UNROLLED = 512  # instructions in a row, as in `depthwise.py`

@@ -16,10 +16,10 @@ import tvm
 from tvm import relay
 from tvm.relay.backend import te_compiler
 
-from tvm_pipeline.tvm.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline_kernels.relay.schedules.choices import AnyChoices, Choice, Workload, is_winograd
 from tvm_pipeline_kernels.relay.schedules.conv2d_winograd import by_winograd
+from tvm_pipeline_tvm.kernels import tensor_bytes
+from tvm_pipeline_tvm.relay.fold import building
 
 _NEAR_CACHES_BYTES, _ALL_CACHES_BYTES = 3_000_000, 40_000_000
 _LARGE_BYTES = 1_000_000  # of weights: such do not stay in a cache from one frame to the next

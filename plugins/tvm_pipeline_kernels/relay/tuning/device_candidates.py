@@ -18,11 +18,11 @@ import tvm
 from tvm import relay
 
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.machine_code import load_kernels
-from tvm_pipeline.tvm.relay.fold import building
-from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_kernels.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
 from tvm_pipeline_kernels.relay.tuning.candidates import lowered, shapes_of
+from tvm_pipeline_tvm.machine_code import load_kernels
+from tvm_pipeline_tvm.relay.fold import building
+from tvm_pipeline_tvm.tvm_errors import reason
 
 SAMPLES = 3  # of a kernel; the fastest counts
 SAMPLE_S = 2e-3  # calls are repeated for as long

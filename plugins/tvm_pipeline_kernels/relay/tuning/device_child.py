@@ -18,8 +18,8 @@ import msgspec
 from tvm_pipeline import Device, Model
 from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.errors import PlatformError, RunError
-from tvm_pipeline.tvm.relay.child_process import ChildReport, last_words, reporting, run_child
 from tvm_pipeline_kernels.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
+from tvm_pipeline_tvm.relay.child_process import ChildReport, last_words, reporting, run_child
 
 MOST_DEATHS = 5  # of children in one search
 
@@ -137,11 +137,11 @@ def serve(request: bytes, channel: socket.socket) -> None:
         os.sched_setaffinity(0, order.device.cores)
     import tvm
 
-    from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-    from tvm_pipeline.tvm.devices.targets import index_of, kind_of
     from tvm_pipeline_kernels.relay.tuning.device_candidates import DeviceLostError
     from tvm_pipeline_kernels.relay.tuning.device_records import DeviceRecord, append_device_record, read_device_records
     from tvm_pipeline_kernels.relay.tuning.device_tuner import tune_device
+    from tvm_pipeline_tvm.devices.runtimes import ready_to_run
+    from tvm_pipeline_tvm.devices.targets import index_of, kind_of
 
     target = order.device.target
     try:

@@ -20,8 +20,6 @@ import msgspec
 import tvm
 
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline_kernels.relay.schedules.choices import AnyChoices
 from tvm_pipeline_kernels.relay.schedules.device_choices import (
     DEFAULT,
@@ -41,6 +39,8 @@ from tvm_pipeline_kernels.relay.tuning.tuning_records import (
     read_lines,
     recorded_choices,
 )
+from tvm_pipeline_tvm.devices.runtimes import ready_to_run
+from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 
 FAILED = 4  # AutoTVM's number of an error on the device
 _GENERATION = 1  # raise it when a knob of `device_choices.py` is fixed otherwise

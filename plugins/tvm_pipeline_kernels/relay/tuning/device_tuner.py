@@ -27,11 +27,6 @@ from tvm.autotvm.task.space import SplitEntity
 from tvm_pipeline import Device, Model
 from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
-from tvm_pipeline.tvm.relay.build import as_compiled, build_library
-from tvm_pipeline.tvm.relay.fold import building
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline_kernels.relay.schedules.device_choices import (
     DEFAULT,
     DeviceChoice,
@@ -50,6 +45,11 @@ from tvm_pipeline_kernels.relay.tuning.device_records import (
 from tvm_pipeline_kernels.relay.tuning.race import COMPARISONS, ROUNDS, DeviceRunner, Times, race_on, winners
 from tvm_pipeline_kernels.relay.tuning.tasks import Task, device_tasks_of, optimized
 from tvm_pipeline_kernels.relay.tuning.tuner import figures
+from tvm_pipeline_tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
+from tvm_pipeline_tvm.relay.build import as_compiled, build_library
+from tvm_pipeline_tvm.relay.fold import building
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import Library
 
 GENERATION = 12  # candidates of a workload, of which the next ones are bred
 BATCH = 4  # candidates that are compiled together

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from tvm_pipeline import Device
 from tvm_pipeline.backends.ports import input_for_timing
-from tvm_pipeline.tvm.relay.compiled import RelayModel, pass_timer
-from tvm_pipeline.tvm.relay.executor import Slice
-from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline_kernels.relay.tuning.tasks import W
+from tvm_pipeline_tvm.relay.compiled import RelayModel, pass_timer
+from tvm_pipeline_tvm.relay.executor import Slice
+from tvm_pipeline_tvm.relay.library import Library
 
 COMPARISONS = 4
 ROUNDS = 5 * COMPARISONS  # passes of each library

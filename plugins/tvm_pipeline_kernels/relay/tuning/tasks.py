@@ -15,13 +15,13 @@ import tvm
 from tvm import autotvm, relay, te
 from tvm.relay.backend import te_compiler
 
-from tvm_pipeline.tvm.relay.fold import building
-from tvm_pipeline.tvm.relay.macs import macs
-from tvm_pipeline.tvm.relay.splits import SplitByIndices
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload, winograd_workload
 from tvm_pipeline_kernels.relay.schedules.conv2d_winograd import WINOGRAD
 from tvm_pipeline_kernels.relay.schedules.device_choices import DeviceWorkload, text_of
+from tvm_pipeline_tvm.relay.fold import building
+from tvm_pipeline_tvm.relay.macs import macs
+from tvm_pipeline_tvm.relay.splits import SplitByIndices
 
 W = TypeVar("W", Workload, DeviceWorkload)
 

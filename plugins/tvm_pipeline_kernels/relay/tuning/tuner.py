@@ -22,11 +22,6 @@ from tvm.target.x86 import get_simd_32bit_lanes
 
 from tvm_pipeline import Model
 from tvm_pipeline.backends.contract import Guide, TuningReport
-from tvm_pipeline.tvm.relay.build import as_compiled, build_library
-from tvm_pipeline.tvm.relay.child_process import raise_if_stopped
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_kernels.relay.schedules.choices import (
     Choice,
     Choices,
@@ -46,6 +41,11 @@ from tvm_pipeline_kernels.relay.tuning.tuning_records import (
     read_records,
     recorded_choices,
 )
+from tvm_pipeline_tvm.relay.build import as_compiled, build_library
+from tvm_pipeline_tvm.relay.child_process import raise_if_stopped
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import Library
+from tvm_pipeline_tvm.tvm_errors import reason
 
 CANDIDATES = 10  # of a workload, the choice of the static rule among them
 FINALISTS = 3  # of a workload that several functions hold: measured in all of them

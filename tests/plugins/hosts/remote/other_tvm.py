@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from tvm_pipeline_host.host import HostBackend
 from tvm_pipeline_hosts.remote import session
+from tvm_pipeline_tvm.host.host import HostBackend
 
 SESSION = f"{__name__}:serve"
 

@@ -22,11 +22,11 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.planning import plan as planned
 from tvm_pipeline.workflow.steps import compile_source
-from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_hosts.remote import serving
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
 from tvm_pipeline_hosts.remote.serving import BoardServer
+from tvm_pipeline_tvm.gpu.detection import survey
 
 BOTH = """
 name = "board"
@@ -41,7 +41,7 @@ target = "{}"
 """
 # A session that computes an operator wrongly on the GPU, as one whose driver does.
 WRONG = """
-from tvm_pipeline.tvm import agreement
+from tvm_pipeline_tvm import agreement
 compute = agreement._BoundDevice.compute
 def wrong(self, operators, tensors):
     made = compute(self, operators, tensors)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.support.parts import needs
-from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_tvm.host.detection import host_target
 
 needs("Relay")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
@@ -80,9 +80,9 @@ def test_a_tolerance_that_nobody_means_is_refused(cli, model, tmp_path, toleranc
 def _tune_by_hand(model, winograd=False):
     """Record other choices than the rule's, and faster than any that was measured, for models with a tolerance."""
     from tvm_pipeline.frontends import load
-    from tvm_pipeline.tvm.relay.build import build_library
     from tvm_pipeline_kernels.relay.schedules.choices import possible_choices, winograd_choices
     from tvm_pipeline_kernels.relay.tuning.tuning_records import Record, append_record
+    from tvm_pipeline_tvm.relay.build import build_library
 
     import tvm  # isort: skip
     from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

@@ -33,11 +33,6 @@ from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
-from tvm_pipeline.tvm.relay.child_process import ChildReport, run_child
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.fold import building
-from tvm_pipeline_gpu.gpu import bind
 from tvm_pipeline_kernels.relay.schedules.device_choices import (
     DEFAULT,
     choice_of,
@@ -59,6 +54,11 @@ from tvm_pipeline_kernels.relay.tuning.device_records import (
 from tvm_pipeline_kernels.relay.tuning.device_tuner import _DeviceSearch, _point, _State, _threads
 from tvm_pipeline_kernels.relay.tuning.race import COMPARISONS, race_on
 from tvm_pipeline_kernels.relay.tuning.tasks import device_tasks_of, optimized
+from tvm_pipeline_tvm.devices.runtimes import ready_to_compile, ready_to_run
+from tvm_pipeline_tvm.gpu.gpu import bind
+from tvm_pipeline_tvm.relay.child_process import ChildReport, run_child
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.fold import building
 
 TARGET = "opencl -max_num_threads=256"  # TOPI's schedules of CUDA
 HOST = "llvm"

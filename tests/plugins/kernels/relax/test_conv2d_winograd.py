@@ -22,11 +22,11 @@ from tests.support.examples import examples
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relax.build import build_library
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
 from tvm_pipeline_kernels import winograd
 from tvm_pipeline_kernels.relax.schedules import conv2d_winograd
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
+from tvm_pipeline_tvm.relax.build import build_library
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 LIMIT = {2: 2e-6, 4: 1e-5}  # of the largest output
 Networks = Callable[[float], RelaxModel]
@@ -145,8 +145,8 @@ def test_for_another_machine_the_estimate_of_each_layer_decides(built: Networks)
 
 
 def test_the_passes_for_scripts_keep_direct_sums() -> None:
-    from tvm_pipeline.tvm.relax import kernel_passes
-    from tvm_pipeline.tvm.relax.importer import import_model
+    from tvm_pipeline_tvm.relax import kernel_passes
+    from tvm_pipeline_tvm.relax.importer import import_model
 
     rules: dict[str, str] = {}
     target = tvm.target.Target({"kind": "llvm", "mcpu": MCPU[8]})

@@ -14,11 +14,11 @@ from tvm.relax.frontend import nn
 
 from tests.relax.scripts import TARGET, called, frame, lowered, machine, module, network, plan_of
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.tvm.relax import kernel_passes
-from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
 from tvm_pipeline_kernels.relax.cpu_pipeline import FastKernels, cpu_pipeline
 from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
+from tvm_pipeline_tvm.relax import kernel_passes
+from tvm_pipeline_tvm.relax.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline_tvm.relax.partition_pipeline import PartitionPipeline
 
 OURS: dict[str, Any] = {"relax_pipeline": cpu_pipeline(TARGET), "tir_pipeline": PIPELINE}
 

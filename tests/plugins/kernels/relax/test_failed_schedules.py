@@ -10,8 +10,8 @@ from tests.support.log_lines import log_lines
 from tests.support.stages import model_outputs, run_stages
 from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
 from tvm_pipeline_kernels.relax.schedules import depthwise
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 TARGET = "llvm -mcpu=x86-64-v2"
 

@@ -16,11 +16,11 @@ from tvm.relax.op import nn
 from tests.relax.fused import module_of
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relax.build import functions_of
-from tvm_pipeline.tvm.relax.cuda_kernels import cuda_target, load_cuda_kernels, write_cuda_kernels
-from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels, gpu_scheduled
 from tvm_pipeline_kernels.relax.gpu_conv2d import as_product, convolution_of
 from tvm_pipeline_kernels.relax.gpu_tiles import Tile, gpu_of
+from tvm_pipeline_tvm.relax.build import functions_of
+from tvm_pipeline_tvm.relax.cuda_kernels import cuda_target, load_cuda_kernels, write_cuda_kernels
+from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels, gpu_scheduled
 
 Array = np.ndarray
 Emit = Callable[[Any], Any]

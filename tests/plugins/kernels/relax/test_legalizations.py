@@ -12,7 +12,7 @@ from tests.support.onnx_models import onnx_bytes
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline import frontends
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 
 @pytest.mark.parametrize("lanes", [16, 8, 4])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.tvm.targets import LEVELS, TARGETS, run, runs_here
-from tvm_pipeline.tvm.relay import fold
 from tvm_pipeline_kernels.tiles import matrix_tile
+from tvm_pipeline_tvm.relay import fold
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

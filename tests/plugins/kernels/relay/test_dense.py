@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.tvm.targets import LEVELS, TARGETS, by_topi, run, runs_here
-from tvm_pipeline.tvm.relay import fold
-from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline_kernels.tiles import dense_tile
+from tvm_pipeline_tvm.relay import fold
+from tvm_pipeline_tvm.relay.pad_channels import pad_channels
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.elementary import CALL, FUNCTIONS, VALUES, assert_within_two_ulp
 from tests.tvm.targets import LEVELS, TARGETS, run, runs_here
-from tvm_pipeline.tvm.relay import fold
+from tvm_pipeline_tvm.relay import fold
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

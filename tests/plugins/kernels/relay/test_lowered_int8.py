@@ -13,9 +13,9 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.tvm.targets import run, runs_here
-from tvm_pipeline.tvm.relay.channels_first import channels_first
-from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
+from tvm_pipeline_tvm.relay.channels_first import channels_first
+from tvm_pipeline_tvm.relay.fold import fast_build, fast_context
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

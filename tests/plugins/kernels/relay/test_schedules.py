@@ -16,9 +16,9 @@ from tests.support.networks import Weights
 from tests.support.stages import random_frame
 from tests.tvm.targets import LEVELS, by_topi, run, runs_here
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.tvm.relay import fold
-from tvm_pipeline.tvm.relay.topi import Replacement
 from tvm_pipeline_kernels.relay import schedules
+from tvm_pipeline_tvm.relay import fold
+from tvm_pipeline_tvm.relay.topi import Replacement
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

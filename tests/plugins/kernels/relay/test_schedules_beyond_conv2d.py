@@ -15,7 +15,7 @@ from tests.support.stages import random_frame
 from tests.tvm.targets import LEVELS, TARGETS, built, by_topi, run, runs_here
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.tvm.relay import fold
+from tvm_pipeline_tvm.relay import fold
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -13,7 +13,7 @@ needs("tvm")
 
 from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.fold import fast_build
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -23,13 +23,13 @@ from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import TunedKernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.build import build_library
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.library import TUNING, Library, load_library
 from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, DEPTHWISE, Choice, Workload, possible_choices
 from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
 from tvm_pipeline_kernels.relay.tuning.tuning_records import Record, append_record
+from tvm_pipeline_tvm.relay.build import build_library
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.library import TUNING, Library, load_library
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -21,9 +21,6 @@ from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.build import build_library
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline_kernels import tiles
 from tvm_pipeline_kernels.relay.schedules.choices import possible_choices
 from tvm_pipeline_kernels.relay.tuning import tuner
@@ -34,6 +31,9 @@ from tvm_pipeline_kernels.relay.tuning.tuning_records import (
     read_records,
     recorded_choices,
 )
+from tvm_pipeline_tvm.relay.build import build_library
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.library import Library
 
 from tvm import relay  # isort: skip
 

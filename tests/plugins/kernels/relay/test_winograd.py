@@ -27,12 +27,6 @@ from tvm_pipeline.backends.contract import Array, TunedKernels
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.build import as_compiled, build_library
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.relay.reference import in_float64
 from tvm_pipeline_kernels import winograd
 from tvm_pipeline_kernels.relay.schedules.choices import (
     Choice,
@@ -61,6 +55,12 @@ from tvm_pipeline_kernels.winograd import (
     winograd_forms,
     winograd_rule,
 )
+from tvm_pipeline_tvm.relay.build import as_compiled, build_library
+from tvm_pipeline_tvm.relay.compiled import RelayModel
+from tvm_pipeline_tvm.relay.fold import fast_build
+from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline_tvm.relay.library import Library
+from tvm_pipeline_tvm.relay.reference import in_float64
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -1,0 +1,406 @@
+"""A Relax module becomes a Library for one target, kept in the user's cache.
+
+A library is what one compilation gives: kernels as a shared object, the list of their calls, the weights, and what each
+kernel computes (`kernel_walkers.py`). It is saved as plain files; loading one runs no Relax at all, and the weights are
+mapped from the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import BundleError, ModelError, PlatformError
+from tvm_pipeline.files import SUMS, cache_folder, linked, replacing, seal
+from tvm_pipeline_tvm.devices.nvrtc import arch_of
+from tvm_pipeline_tvm.devices.targets import has_own_memory, kind_of
+from tvm_pipeline_tvm.float64 import next_tolerance
+from tvm_pipeline_tvm.kernel_sets import MISSING, OWN, relax_kernels
+from tvm_pipeline_tvm.kernels import Entry, Kernel
+from tvm_pipeline_tvm.library_cache import kept_or_made
+from tvm_pipeline_tvm.linking import check_linker, export_library
+from tvm_pipeline_tvm.machine_code import load_kernels
+from tvm_pipeline_tvm.overwriting import overwritable, overwritten
+from tvm_pipeline_tvm.relax import kernel_passes
+from tvm_pipeline_tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
+from tvm_pipeline_tvm.relax.distinct_outputs import output_names
+from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.kernel_walkers import Call, FlatModule, flat_module
+from tvm_pipeline_tvm.relax.pad_channels import pad_channels
+from tvm_pipeline_tvm.relax.reference import error_of
+from tvm_pipeline_tvm.relax.simplify import simplified
+from tvm_pipeline_tvm.target_text import tvm_target
+from tvm_pipeline_tvm.tvm_errors import reason
+from tvm_pipeline_tvm.weights_file import WEIGHTS, Bytes, Weight, mapped, part_of, write_weights
+
+_log = logging.getLogger(__name__)
+
+INDEX = "kernels.json"  # of a library: its _LibraryFile
+SLOW_RULES = ("plain", "default", "fallback")
+SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
+FORMAT = 6  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
+
+
+BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
+
+
+class _LibraryFile(msgspec.Struct, frozen=True):
+    """What a library's folder says of the rest."""
+
+    target: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    kernels: list[Kernel]
+    calls: list[Call]
+    is_view: list[bool]
+    heads: list[Entry]
+    constants: list[Weight]
+    rules: dict[str, str]
+    sizes: dict[str, int]
+    overwriting: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)  # earlier versions did not tell
+    error: float | None = None
+
+
+@dataclass(slots=True)
+class Library:
+    """One model compiled for one target.
+
+    Attributes:
+        calls: what runs each kernel.
+        module: the compiled functions; None where they are for a processor that is not this one.
+        constants: the weights; every slice shares these arrays, which are `tensors` to TVM.
+        inputs: the model's inputs, in order.
+        outputs: the names of the model's outputs, in order.
+        heads: the model's outputs as (kernel, output).
+        rules: of each function the rule of its schedule.
+        overwriting: of each function the positions of the arguments that its result may overwrite.
+        error: of the outputs against float64 (`reference.py`), where Winograd's algorithm is used; None where that was
+            not measured.
+    """
+
+    target: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    kernels: list[Kernel]
+    calls: list[Call]
+    views: list[bool]
+    heads: list[Entry]
+    constants: list[np.ndarray]
+    rules: dict[str, str]
+    module: Any
+    folder: Path
+    overwriting: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    error: float | None = None
+    tensors: list[Any] = field(init=False)
+    _functions: dict[str, Any] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = [tvm_ffi.from_dlpack(constant) for constant in self.constants]
+
+    def function(self, name: str) -> Any:
+        """Return a compiled function."""
+        if name not in self._functions:
+            self._functions[name] = self.module[name]
+        return self._functions[name]
+
+    def bound(self, kernels: Sequence[int], tensors: Mapping[Entry, Any], weight: Callable[[int], Any]) -> BoundCalls:
+        """Return the calls of kernels, each with all that it reads and writes.
+
+        Args:
+            tensors: of each entry that the kernels read or write.
+            weight: gives a constant where the kernels run.
+        """
+        calls: BoundCalls = []
+        for kernel in kernels:
+            call = self.calls[kernel]
+            given = [weight(each) if isinstance(each, int) else tensors[each] for each in call.arguments]
+            made = [tensors[kernel, index] for index in range(len(self.kernels[kernel].outputs))]
+            calls.append((self.function(call.function), (*given, *made)))
+        return calls
+
+    def winograd(self) -> int:
+        """Return how many distinct kernels Winograd's algorithm computes."""
+        return sum(map(relax_kernels().is_winograd, self.rules.values()))
+
+    def is_reshape(self, kernel: int) -> bool:
+        """Whether the kernel only shows its input under another shape, and nothing runs."""
+        return self.views[kernel]
+
+    def overwrites(self, kernel: int) -> tuple[Entry, ...]:
+        """Return the entries that the kernel reads and whose bytes its result may take."""
+        if self.views[kernel]:
+            return ()
+        call = self.calls[kernel]
+        arguments = [None if isinstance(each, int) else each for each in call.arguments]
+        return overwritten(self, arguments, self.overwriting.get(call.function, ()))
+
+    def slow_kernels(self) -> set[int]:
+        """Return the kernels whose schedule failed, and those with much work that no fast one serves."""
+        rules = [self.rules[call.function] for call in self.calls]
+        return {
+            index
+            for index, (kernel, rule) in enumerate(zip(self.kernels, rules, strict=True))
+            if "failed" in rule or (kernel.macs >= SLOW_MACS and rule.startswith(SLOW_RULES))
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the library into an existing folder."""
+        for file in self.folder.iterdir():
+            if file.name != SUMS:  # a bundle has sums of its own
+                (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
+
+
+def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool = False) -> Library:
+    """Compile `model` for `target`, or take it from the cache.
+
+    Args:
+        host: the target of the code that launches the kernels of a GPU.
+        elsewhere: the code runs on another machine alone, so it is not loaded here.
+
+    Raises:
+        ModelError: TVM cannot import or compile it.
+        PlatformError: this machine cannot compile for the target.
+    """
+    described = "|".join((model.digest, target, tvm.__version__, "relax", str(FORMAT)))
+    if model.tolerance:  # what runs elsewhere is not measured here
+        described += f"|{model.tolerance:g}{' elsewhere' if elsewhere else ''}"
+    if has_own_memory(target):
+        described += f"|{host}"
+    if relax_kernels().key:  # libraries of before there were guests have none
+        described += f"|{relax_kernels().key}"
+    folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+
+    def make() -> Path:
+        mod = import_model(model)
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            compile_module(model.name, mod, target, temporary, host, tolerance=model.tolerance, elsewhere=elsewhere)
+            seal(temporary)
+        return folder
+
+    load = partial(load_library, runs_here=lambda _: not elsewhere)
+    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load, make)
+    for line in slow_operators(library):
+        _log.info(f"{model.name} for {target}: {line}")
+    return library
+
+
+def compile_module(
+    name: str,
+    mod: tvm.IRModule,
+    target: str,
+    folder: Path,
+    host: str = "",
+    *,
+    tolerance: float = 0.0,
+    elsewhere: bool = False,
+) -> None:
+    """Compile an imported module and write the library into `folder`; errors are those of `build_library`.
+
+    Where kernels of other sums come into it (`Model.tolerance`), the error of its outputs is measured, unless it runs
+    elsewhere. If that is too large, it is compiled again: each layer may then have a tenth of the error, and at last
+    none.
+    """
+    check_linker((host or "llvm") if has_own_memory(target) else target)
+    _log.info(f"compiling {name} for {target}")
+    if relax_kernels().key == OWN:
+        _log.info(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
+    inputs = tuple(
+        Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
+    )
+    padded = pad_channels(simplified(mod))
+    allowed: float | None = tolerance
+    while allowed is not None:
+        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed)
+        if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
+            return
+        measure = partial(error_of, load_library(folder), padded)
+        error, allowed = next_tolerance(name, target, measure, tolerance, allowed)
+        (folder / INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(saved, error=error)))
+        for file in folder.iterdir() if allowed is not None else ():
+            file.unlink()
+
+
+def _written(
+    name: str,
+    mod: tvm.IRModule,
+    target: str,
+    host: str,
+    folder: Path,
+    inputs: tuple[Tensor, ...],
+    outputs: tuple[str, ...],
+    tolerance: float,
+) -> _LibraryFile:
+    """Compile a simplified module, write all of its library, and return what its index says."""
+    rules: dict[str, str] = {}
+    try:
+        write = _write_cuda if has_own_memory(target) else partial(_write_cpu, tolerance=tolerance)
+        flat, overwriting = write(mod, target, host, folder, rules)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    except PlatformError:
+        raise
+    except Exception as error:  # TVM's passes raise whatever their author had at hand
+        raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
+    arrays = (np.asarray(each.numpy(), order="C") for each in flat.constants)
+    constants = write_weights(folder / WEIGHTS, ((each.shape, str(each.dtype), each.data) for each in arrays))
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    saved = _LibraryFile(
+        target,
+        inputs,
+        outputs,
+        flat.kernels,
+        flat.calls,
+        flat.is_view,
+        flat.heads,
+        constants,
+        rules,
+        sizes,
+        overwriting,
+    )
+    (folder / INDEX).write_bytes(msgspec.json.encode(saved))
+    return saved
+
+
+def _write_cpu(
+    mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str], *, tolerance: float
+) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
+    """Compile for CPU cores; return the kernels, and of each function what its result may overwrite."""
+    compiler = tvm_target(target)
+    fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance)
+    flat = flat_module(fused)
+    functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
+    overwriting: dict[str, tuple[int, ...]] = {}
+    with tvm.transform.PassContext(instruments=[NoteOverwriting(overwriting)]):
+        executable = tvm.compile(functions, target=compiler, tir_pipeline=relax_kernels().tir_pipeline)
+    export_library(executable, folder / "kernels.so", target)
+    return flat, overwriting
+
+
+def _write_cuda(
+    mod: tvm.IRModule, target: str, host: str, folder: Path, rules: dict[str, str]
+) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
+    """Compile for a CUDA device, on which no kernel is proven to overwrite what it reads."""
+    if kind_of(target) != "cuda":
+        raise PlatformError(
+            f"the target `{target}` needs Relay, since with Relax GPUs are used by CUDA alone; install "
+            "tvm-pipeline[relay] in an environment of its own, or leave the device out of the platform"
+        )
+    host = host or "llvm"
+    compiler = cuda_target(arch_of(target), tvm_target(host))
+    fused = gpu_fused(mod, compiler)
+    flat = flat_module(fused)
+    write_cuda_kernels(functions_of(gpu_kernels(fused, compiler, rules)), compiler, folder, host)
+    return flat, {}
+
+
+def slow_operators(library: Library) -> list[str]:
+    """Return a line for each kernel whose schedule failed, and for each kind of operator with much work and none."""
+    lines = [
+        f"the schedule of {function} failed, and it runs by a slower one: {rule}"
+        for function, rule in library.rules.items()
+        if "failed" in rule
+    ]
+    slow: dict[str, list[int]] = {}
+    for index in sorted(library.slow_kernels()):
+        kernel, call = library.kernels[index], library.calls[index]
+        if "failed" in library.rules[call.function]:
+            continue
+        kind = next((kind for kind, _ in kernel.operators if kind in call.function), kernel.operators[0][0])
+        slow.setdefault(kind, []).append(kernel.macs)
+    return lines + [
+        f"{len(macs)} of the operator {kind} run by plain loops ({sum(macs) / 1e6:.1f} million multiply-adds): no fast "
+        "schedule serves them"
+        for kind, macs in slow.items()
+    ]
+
+
+def functions_of(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the functions of TIR of a module, each under its name."""
+    return tvm.IRModule(
+        {
+            symbol: function.with_attr("global_symbol", symbol.name_hint)
+            for symbol, function in mod.functions.items()
+            if isinstance(function, tirx.PrimFunc)
+        }
+    )
+
+
+def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True) -> Library:
+    """Read what `build_library` wrote.
+
+    Args:
+        runs_here: whether code for a target runs on this machine; else it is left where it is.
+
+    Raises:
+        BundleError: it is damaged.
+    """
+    try:
+        saved = msgspec.json.decode((folder / INDEX).read_bytes(), type=_LibraryFile)
+        for name, size in saved.sizes.items():  # to run code that was cut short would end the process
+            if (folder / name).stat().st_size != size:
+                raise ValueError(f"{name} is not as long as it was")
+        raw = mapped(folder / WEIGHTS)
+        constants = [_constant(raw, described) for described in saved.constants]
+        module = _functions_of(folder, saved.target) if runs_here(saved.target) else None
+    except (OSError, ValueError, TypeError, msgspec.DecodeError, RuntimeError) as error:
+        raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
+    return Library(
+        saved.target,
+        saved.inputs,
+        saved.outputs,
+        saved.kernels,
+        saved.calls,
+        saved.is_view,
+        saved.heads,
+        constants,
+        saved.rules,
+        module,
+        folder,
+        saved.overwriting,
+        saved.error,
+    )
+
+
+def _functions_of(folder: Path, target: str) -> Any:
+    return CudaFunctions(folder) if has_own_memory(target) else load_kernels(folder / "kernels.so", alone=False)
+
+
+def _constant(raw: Bytes, described: Weight) -> np.ndarray:
+    return part_of(raw, described).view(np.dtype(described.dtype)).reshape(described.shape)
+
+
+@tvm.instrument.pass_instrument
+class NoteOverwriting:
+    """Notes which arguments each kernel may overwrite while TVM compiles it; `overwriting.py` has the proof.
+
+    It sees functions as they are lowered, which TVM hands to nobody: the last time that they have buffers.
+
+        with tvm.transform.PassContext(instruments=[NoteOverwriting(found)]):
+            tvm.compile(functions, target=target, tir_pipeline=lowering.PIPELINE)
+
+    Args:
+        found: is filled: of each function the positions of the arguments that its result may overwrite.
+    """
+
+    def __init__(self, found: dict[str, tuple[int, ...]]) -> None:
+        self._found = found
+
+    def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
+        if info.name == "tirx.MakePackedAPI":
+            self._found.update({str(symbol.name_hint): overwritable(each) for symbol, each in mod.functions.items()})

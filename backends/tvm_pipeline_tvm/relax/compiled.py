@@ -1,0 +1,106 @@
+"""A model compiled by Relax for every target of its devices; what is no IR's is in `compiled_model.py`.
+
+Next: `build.py`, which compiles, and `call_loop.py` and `cuda_loop.py`, which run slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tvm_pipeline.backends.contract import Order, Seconds, TunedKernels
+from tvm_pipeline.backends.ports import input_for_timing
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import RunError
+from tvm_pipeline_tvm.compiled_model import Bind, TvmModel
+from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, kind_of
+from tvm_pipeline_tvm.devices.transfer_times import time_transfers
+from tvm_pipeline_tvm.relax.build import Library, build_library, load_library
+from tvm_pipeline_tvm.relax.call_loop import Slice
+from tvm_pipeline_tvm.relax.cuda_kernels import ready_to_run
+from tvm_pipeline_tvm.relax.cuda_loop import CudaSlice, weights_on
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.slice_plan import SlicePlan
+from tvm_pipeline_tvm.tvm_errors import TVMError, reason
+
+
+class RelaxModel(TvmModel[Library]):
+    """A model compiled by Relax; see `TvmModel`."""
+
+    ir = "relax"
+
+    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
+        super().__init__(name, libraries, bind, order)
+        self._weights: dict[str, DeviceParams] = {}  # by the target of the device, with its index
+
+    @staticmethod
+    def check(model: Model) -> None:
+        import_model(model)
+
+    @staticmethod
+    def build(
+        model: Model, targets: Sequence[str], host: str, elsewhere: Mapping[str, str], *, tuned: bool, processor: str
+    ) -> list[Library]:
+        """Compile for each target, see `TvmModel.build`; nothing is tuned."""
+        distinct = dict.fromkeys(map(compiler_target, targets))
+        if any(kind_of(one) == "cuda" and one not in elsewhere for one in distinct):
+            ready_to_run()
+        return [build_library(model, one, host, elsewhere=one in elsewhere) for one in distinct]
+
+    @staticmethod
+    def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
+        return load_library(folder, runs_here)
+
+    def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | CudaSlice:
+        library = self.library_here(device)
+        if not has_own_memory(library.target):
+            return Slice(library, plan)
+        weights = self._weights.get(device.target)
+        if weights is None:
+            weights = self._weights.setdefault(device.target, weights_on(library, device.target))
+        try:
+            return CudaSlice(library, plan, weights, device.target)
+        except TVMError as error:
+            raise RunError(
+                f"device {device.label} cannot hold a stage of {self.graph.name} with {plan.activation_bytes} bytes of "
+                f"activations beside {len(weights)} weights: {reason(error)}; give it fewer operators, or state its "
+                "`memory_bytes` in the platform file"
+            ) from error
+
+    def tuned(self) -> list[TunedKernels]:
+        """Return what Winograd's algorithm computes, for each target where it does; nothing is tuned."""
+        found = [(target, library, library.winograd()) for target, library in self.libraries.items()]
+        return [TunedKernels(target, 0, 0, count, library.error) for target, library, count in found if count]
+
+    def slow_operators(self, device: Device) -> list[str]:
+        """Return the operators with much work that no fast schedule serves, in the graph's order."""
+        library, alignment = self._library(device)
+        slow = library.slow_kernels()
+        return [name for name, kernels in alignment.kernels.items() if slow.intersection(kernels)]
+
+    def time_stage(self, operators: Sequence[str], device: Device, repeats: int) -> Seconds:
+        plan = self.plan_slice(operators, device)
+        runner = self.runnable_plan(plan, device)
+        inputs = [input_for_timing(self.graph, port) for port in plan.inputs]
+        outputs = [port.buffer() for port in plan.outputs]
+        column = {name: index for index, name in enumerate(operators)}
+        columns = [column[call.operator] for call in plan.calls if not call.is_view]
+        seconds = np.zeros((repeats, len(operators)))
+        for row in seconds:
+            np.add.at(row, columns, runner.timed(inputs, outputs))
+        return np.maximum(seconds, 1e-9)
+
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        if has_own_memory(device.target):
+            ready_to_run()
+        return time_transfers(device.target, sizes_bytes, repeats)
+
+    def close(self) -> None:
+        """Release the weights on devices; the libraries are freed with the last stage that uses them."""
+        self._weights.clear()

@@ -1,0 +1,105 @@
+"""Schedules of fused functions for CUDA devices: by rules of the kernels that are installed, else by dlight.
+
+dlight, TVM's collection for GPUs, has rules of products of matrices and reductions, and one that is right for all.
+
+Functions come from TVM's own LegalizeOps, in NCHW and not in blocks; see `gpu_kernels`. Nothing of this was ever run on
+a GPU: kernels are compiled, and run on the CPU by the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.s_tir import dlight
+
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline_tvm.kernel_sets import relax_kernels
+
+_BY_DLIGHT = (
+    ("matmul", dlight.gpu.Matmul),
+    ("gemv", dlight.gpu.GEMV),
+    ("reduction", dlight.gpu.Reduction),
+    ("general_reduction", dlight.gpu.GeneralReduction),
+    ("fallback", dlight.gpu.Fallback),
+)
+
+
+def gpu_fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel.
+
+    Its inputs have names of their own: TVM 0.27 writes a name such as `input.1` into the source of kernels as it is.
+    """
+    main = mod["main"]
+    inputs = [relax.Var(f"input_{index}", param.ty) for index, param in enumerate(main.params)]
+    bound = main.bind_params(dict(zip(main.params, inputs, strict=True)))
+    functions = dict(mod.functions.items())
+    functions[mod.get_global_var("main")] = relax.Function(inputs, bound.body, main.ret_ty, main.is_pure, main.attrs)
+    with target:
+        return tvm.transform.Sequential(
+            [
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+            ]
+        )(tvm.IRModule(functions, attrs=mod.attrs))
+
+
+def gpu_kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
+    """Return what `gpu_fused` gave as calls of scheduled kernels.
+
+    Args:
+        rules: is filled with the rule of each function.
+
+    Raises:
+        ModelError: a function has no schedule for GPUs.
+    """
+    with target:
+        mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
+    functions = {}
+    for symbol, function in mod.functions.items():
+        if isinstance(function, tirx.PrimFunc):
+            try:
+                function, rule = gpu_scheduled(function, target)
+            except ModelError as error:
+                raise ModelError(f"kernel {symbol.name_hint}: {error}") from error
+            if rules is not None:
+                rules[str(symbol.name_hint)] = rule
+        functions[symbol] = function
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str]:
+    """Return a function with its loops bound to blocks and threads, and the name of the rule that did it.
+
+    Rules are those of the installed kernels, and `matmul`, `gemv`, `reduction`, `general_reduction` and `fallback` of
+    dlight's. `fallback` gives each thread one element, and is right for everything.
+
+    Raises:
+        ModelError: no rule schedules the function.
+    """
+    for rule in (*relax_kernels().gpu_rules(), *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
+        scheduled = rule(function, target)
+        if scheduled is not None:
+            return scheduled
+    raise ModelError(
+        "it has no schedule for GPUs, not even dlight's fallback (it computes something in loops of its own); leave "
+        "the GPU out of the platform, or simplify the model so that this operator is not in it"
+    )
+
+
+def _dlight(name: str, rule: Any) -> Callable[[tirx.PrimFunc, Any], tuple[tirx.PrimFunc, str] | None]:
+    def schedule(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str] | None:
+        with target:
+            try:
+                found = rule().apply(function, target, False)
+            except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError):
+                return None  # rules of dlight raise of functions that they were not made for
+        if found is None:
+            return None
+        s = found[0] if isinstance(found, list) else found
+        return s.mod["main"].with_attr("tirx.is_scheduled", True), name
+
+    return schedule
