@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.onnx_networks import Net
+from tools.check_memory import check
 
 
 def branches(count: int = 3) -> dict:
@@ -58,6 +59,19 @@ def test_the_orders_of_a_graph(cli, net):
         assert step["alive"][0]["bytes"] == 1000
     # Each tensor of an arena takes a multiple of 64 bytes.
     assert found["arena_bytes"] == {"listed": 3136, "greedy": 1216, "exact": 1216, "bound": 1216}
+
+
+def test_a_certificate_is_checked_by_the_program_of_tools(cli, net, tmp_path):
+    outcome = cli("memory", net, "--certificate", tmp_path / "memory.cert")
+    assert outcome.code == 0, outcome.err
+    assert "written: " in outcome.out
+    assert check((tmp_path / "memory.cert").read_bytes()) == (
+        "net: an order of 1030 bytes, and none has less than 1030; "
+        "an arena of 1216, and none of this order has less than 1216"
+    )
+    refused = cli("memory", net, "--certificate", net)
+    assert refused.code == 2
+    assert str(net) in refused.err
 
 
 def test_concatenations_are_counted_as_copies_and_as_free(cli, tmp_path, monkeypatch):

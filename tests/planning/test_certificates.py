@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import json
 import math
 import random
@@ -17,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan
+from tests.support.certificates import imported_by, mutated
 from tests.support.graphs import LEXICOGRAPHIC, Traits, lexicographic_problem, random_problem, randoms
 from tools.check_certificate import Refused, check
 from tvm_pipeline import planning
@@ -42,7 +41,7 @@ def certified(rng: random.Random) -> Stated:
         traits = Traits(memory=False, joules=False, modelled=rng.random() < 0.5, copies=rng.random() < 0.5)
         problem = random_problem(rng, objective, operators=(1, 5), traits=traits, children_together=together)
     try:
-        plan = planning.plan(problem, rng.choice(("ideals", "chain"))).plan
+        plan = planning.plan(problem, rng.choice(("ideals", "chain", "cp-sat"))).plan
     except InfeasibleError:
         assume(False)
     stated: Stated = json.loads(certificate(problem, plan))
@@ -168,46 +167,12 @@ def test_a_bound_beyond_the_best_plan_is_refused(rng: random.Random) -> None:
     assert not is_checked(stated)
 
 
-def places(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the path to everything in a document."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [above, *(place for key in keys for place in places(value[key], (*above, key)))]
-
-
-def broken(rng: random.Random, value: Any, names: list[str]) -> Any:
-    """Return another value in the place of one."""
-    if isinstance(value, bool) or value is None:
-        return rng.choice((None, True, False, 0, 1, 0.5))
-    if isinstance(value, (int, float)):
-        near = (value + 1, value - 1, value * 2, value / 2, value * 1.001, value * 0.999, -value, 0, 10**9)
-        return rng.choice((*near, math.nan, math.inf, None, str(value), [value], True))
-    if isinstance(value, str):
-        return rng.choice((*names, "", "other", None, 1))
-    if isinstance(value, list):
-        shuffled = rng.sample(value, len(value))
-        return rng.choice((value[1:], value[:-1], value + value[-1:], value[::-1], shuffled, [], None, {}))
-    less = {key: value[key] for key in list(value)[1:]}
-    return rng.choice((less, dict(reversed(value.items())), {**value, "other": 1}, {}, None, []))
-
-
-def mutated(rng: random.Random, stated: Stated) -> Stated:
-    """Return the certificate with one place broken, or two."""
-    names = ["all", *stated["inputs"], *(found["name"] for found in (*stated["operators"], *stated["devices"]))]
-    stated = copy.deepcopy(stated)
-    for _ in range(rng.choice((1, 1, 2))):
-        *path, last = rng.choice(places(stated)[1:])
-        above: Any = stated
-        for key in path:
-            above = above[key]
-        above[last] = broken(rng, above[last], names)
-    return stated
-
-
 @given(rng=randoms(), many=st.just(5))
 def test_a_broken_certificate_is_refused_or_true(rng: random.Random, many: int) -> None:
     stated = certified(rng)
+    names = ["all", *stated["inputs"], *(found["name"] for found in (*stated["operators"], *stated["devices"]))]
     for _ in range(many):
-        other = mutated(rng, stated)
+        other = mutated(rng, stated, names)
         if is_checked(other):
             assert is_true(other), other
 
@@ -215,13 +180,7 @@ def test_a_broken_certificate_is_refused_or_true(rng: random.Random, many: int) 
 def test_the_checker_stands_alone(tmp_path: Path) -> None:
     """It has at most 400 lines, imports the standard library alone, and runs where nothing else is installed."""
     source = CHECKER.read_text()
-    imported = {
-        (node.module if isinstance(node, ast.ImportFrom) else alias.name) or "."
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+    assert imported_by(source) <= sys.stdlib_module_names
     assert source.count("\n") <= 400
     good, bad = tmp_path / "good.cert", tmp_path / "bad.cert"
     good.write_text(json.dumps(certified(random.Random(0))))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tvm_pipeline.backends.contract import CompiledModel, StageArena
-from tvm_pipeline.cli.options import JsonOption, ShapesOption, ValuesOption, shapes_of, values_of
+from tvm_pipeline.cli.options import JsonOption, ShapesOption, ValuesOption, check_outputs, shapes_of, values_of
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
@@ -19,8 +19,10 @@ from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.files import write_bytes
 from tvm_pipeline.frontends import Shapes, Values, is_relay
-from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
+from tvm_pipeline.memory.arena import Layout, exact_layout, lifetimes, plan_arena
+from tvm_pipeline.memory.certificate import memory_certificate
 from tvm_pipeline.memory.memory_graph import peak_bytes
 from tvm_pipeline.memory.savings import Savings, savings
 from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
@@ -51,6 +53,10 @@ def command(
         bool,
         typer.Option("--rewrite", help="Also list what doing concatenations and sums in parts would save."),
     ] = False,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="Write what `tools/check_memory.py` needs to prove the bounds of the whole graph again."),
+    ] = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
     json: JsonOption = False,
@@ -67,6 +73,7 @@ def command(
         raise OptionError(f"--on-chip {on_chip}: give the bytes of the on-chip memory, above 0")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"--plot {plot}: pictures are .png or .svg")
+    check_outputs(plot, certificate, inputs=(Path(source), *([plan] if plan else ())))
     with spinner():
         graph, chosen, compiled = _read(source, shapes_of(input_shapes), values_of(input_values), plan)
         _say_empty(graph)
@@ -77,10 +84,13 @@ def command(
         found = [compare(name, graph, operators) for name, operators in parts]
         free = [_free(part, graph, operators) for part, (_, operators) in zip(found, parts, strict=True)]
         saved = [savings(name, graph, operators) for name, operators in parts] if rewrite else []
-        arenas = [_arena(part) for part in found]
+        layouts = [exact_layout(lifetimes(part.graph, part.least.order)[0]) for part in found]
+        arenas = [_arena(part, layout) for part, layout in zip(found, layouts, strict=True)]
         moved = [_moved(part, on_chip) for part in found] if on_chip else []
         if plot:
             draw_memory(found, plot)
+        if certificate:
+            write_bytes(certificate, memory_certificate(found[0].graph, found[0].least, layouts[0]).encode())
     if json:
         rows = [_json(part, arena) for part, arena in zip(found, arenas, strict=True)]
         for row, other in zip(rows, free, strict=True):
@@ -103,8 +113,8 @@ def command(
         for saving in saved:
             show(savings_text(saving), json)
     show(peak_table(found[0]), json)
-    if plot:
-        show(f"written: {plot}", json)
+    for written in filter(None, (plot, certificate)):
+        show(f"written: {written}", json)
 
 
 def _read(
@@ -156,13 +166,11 @@ def _say_empty(graph: OperatorGraph) -> None:
         warn(f"tensors of no bytes: {named}{more}; they take no memory, check their shapes")
 
 
-def _arena(found: Comparison) -> dict[str, int]:
+def _arena(found: Comparison, layout: Layout) -> dict[str, int]:
     """Return the bytes of the arena: greedy in the listed order; greedy, exact and the bound in the best one."""
-    tensors = lifetimes(found.graph, found.least.order)[0]
-    layout = exact_layout(tensors)
     return {
         "listed": plan_arena(lifetimes(found.graph, found.listed)[0])[1],
-        "greedy": plan_arena(tensors)[1],
+        "greedy": plan_arena(lifetimes(found.graph, found.least.order)[0])[1],
         "exact": layout.arena_bytes,
         "bound": layout.bound_bytes,
     }

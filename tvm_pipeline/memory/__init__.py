@@ -13,6 +13,7 @@ regions.py        the parts of a graph that can be ordered one by one
 stage_memory.py   the activations that a stage of a plan needs
 arena.py          the layout of an order's buffers
 fitting.py        a layout in an arena of given bytes, where the tensors hardly fit
+certificate.py    an order and its layout with their bounds, for a checker that trusts no line of this package
 rewriting.py      graphs rewritten so that they need less
 savings.py        what that saves, of a graph or a stage
 traffic.py        the bytes that an order moves between on-chip memory and the memory behind it

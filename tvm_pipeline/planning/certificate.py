@@ -20,7 +20,7 @@ from tvm_pipeline.planning.search.cost_tables import buses
 
 # Values and bounds are sums of doubles, and hold up to this part of them.
 TOLERANCE = 1e-9
-CUTS = {"ideals": "all", "chain": "order"}
+CUTS = {"ideals": "all", "cp-sat": "all", "chain": "order"}
 
 
 def certificate(problem: Problem, plan: Plan) -> str:
@@ -85,8 +85,8 @@ def check_certifiable(problem: Problem, scheduler: str) -> None:
     for obstacle, holds in obstacles.items():
         if holds:
             raise OptionError(
-                f"no certificate: {obstacle}; there are certificates of plans by `scheduler` ideals and chain, for "
-                "objectives throughput, latency and bytes (communication by tensors), without limits and buses"
+                f"no certificate: {obstacle}; there are certificates of plans by `scheduler` ideals, cp-sat and chain, "
+                "for objectives throughput, latency and bytes (communication by tensors), without limits and buses"
             )
 
 
