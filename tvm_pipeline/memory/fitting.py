@@ -2,9 +2,10 @@
 
 Its ideas are those of minimalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine
 Learning", ASPLOS 2023). Tensors are placed from the bottom to the top, each on what lies below it. Steps between which
-no tensor begins or ends are one section. A part of the search is lost if the tensors that are left do not fit above the
-floor of a section. Tensors that share no section with the others are placed apart from them. Searches by random orders
-follow those by fixed ones; tensors of sections that were often too full then tend to come first. Next: `arena.py`.
+no tensor begins or ends are one section. A part of the search is lost if the tensors of a section that are left do not
+fit above its floor: stacked by their lowest offsets, the lowest first, they reach the least height. Tensors that share
+no section with the others are placed apart from them. Searches by random orders follow those by fixed ones; tensors of
+sections that were often too full then tend to come first. Next: `arena.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_TENSORS = 1000  # the search keeps their square in memory
 ORDERS = (("taw", True), ("wat", True), ("twa", True), ("twa", False), ("taw", False))
 FITS, FITS_NOT, UNKNOWN = 1, 0, -1
 NODES = (5_000, 250_000)  # of one search; all orders are tried with the first number before the second
-MORE_NODES = 30_000  # of each search by a random order after these
+MORE_NODES = 3_000  # of each search by a random order after these
 
 
 class _Tensors(NamedTuple):
@@ -78,12 +79,12 @@ def fitting_offsets(
             nodes, by_offset, tried = orders.pop(0)
         else:
             blamed = np.array([blame[a : b + 1].max() for a, b in zip(first, last, strict=True)]) / blame.max()
-            figures = np.array([np.log(width), np.log(size), 10 * np.log(beside), 6 * blamed])
+            figures = np.array([0.6 * np.log(width), 1.2 * np.log(size), 3 * np.log(beside), 18 * blamed])
             nodes, by_offset = MORE_NODES, bool(draw.random() < 0.7)
             tried = np.argsort(-draw.random(4) @ figures, kind="stable")
         found = np.zeros(len(some), np.int64)
         answer = _fits(
-            tensors._replace(rank=np.argsort(tried)), alive.copy(), arena_bytes, by_offset, nodes, found, blame
+            tensors._replace(rank=np.argsort(tried)), len(steps), arena_bytes, by_offset, nodes, found, blame
         )  # fmt: skip
         if answer == FITS:
             offsets = dict(zip(some, found.tolist(), strict=True))
@@ -96,7 +97,7 @@ def fitting_offsets(
 
 @hot
 def _choices(
-    tensors: _Tensors, inside: Any, alive: Any, floor: Any, low: Any, arena: int, least: int, rank: int,
+    tensors: _Tensors, inside: Any, floor: Any, low: Any, arena: int, least: int, rank: int,
     by_offset: bool, keys: Any, choices: Any, blame: Any,
 ) -> int:  # fmt: skip
     """Fill in the tensors of a part that may be placed next, as they are tried, and return how many there are.
@@ -107,7 +108,7 @@ def _choices(
 
     Args:
         inside: the tensors of the part, in ascending order.
-        alive, floor: the bytes of each section that are to be placed, and the offset at which they begin.
+        floor: of each section, the offset above which its tensors are placed.
         low: for each tensor its lowest offset, which is filled in.
         least, rank: of the tensor that was placed last. None is placed below it.
         keys: room for the keys by which the choices are sorted.
@@ -116,7 +117,6 @@ def _choices(
     begin, end = len(floor), 0
     for t in inside:
         begin, end = min(begin, tensors.first[t]), max(end, tensors.last[t] + 1)
-    under = np.full(end - begin, arena)
     height, many = arena + 1, 0
     for s in range(begin, end):
         floor[s] = max(floor[s], least)
@@ -126,12 +126,13 @@ def _choices(
             lowest = max(lowest, floor[s])
         low[t] = lowest
         height = min(height, lowest + tensors.size[t])
-        for s in range(tensors.first[t], tensors.last[t] + 1):
-            under[s - begin] = min(under[s - begin], lowest)
-    for s in range(begin, end):
-        if alive[s] and max(floor[s], under[s - begin]) + alive[s] > arena:
-            blame[s] += 1
-            return 0
+    top = floor[begin:end].copy()
+    for t in inside[np.argsort(low[inside])]:
+        for s in range(tensors.first[t] - begin, tensors.last[t] + 1 - begin):
+            top[s] = max(top[s], low[t]) + tensors.size[t]
+            if top[s] > arena:
+                blame[begin + s] += 1
+                return 0
     before = -1
     for t in inside:
         equal = (
@@ -153,21 +154,20 @@ def _choices(
 
 
 @hot
-def _fits(tensors: _Tensors, alive: Any, arena: int, by_offset: bool, most: int, offsets: Any, blame: Any) -> int:
+def _fits(tensors: _Tensors, sections: int, arena: int, by_offset: bool, most: int, offsets: Any, blame: Any) -> int:
     """Fill the offsets and return FITS, or return FITS_NOT, or UNKNOWN after `most` nodes.
 
     A level is a part: tensors that are connected by sections that they share. It places one of its tensors and goes on
     with the parts into which the others fall. If one of these does not fit, the level tries its next tensor.
     """
-    count, sections = len(tensors.size), len(alive)
+    count = len(tensors.size)
     floor, low, keys = np.zeros(sections, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    trail = np.zeros(count, np.int64)
     inside, choices = np.zeros((count + 1, count), np.int64), np.zeros((count + 1, count), np.int64)
     saved, lows = np.zeros((count + 1, sections), np.int64), np.zeros((count + 1, count), np.int64)
-    # Of each level: its tensors, its choices, the present one, the first tensor of the next part, and the trail's end.
+    # Of each level: its tensors, its choices, the present one, and the first tensor of the next part.
     size, many, choice = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    part, mark = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    level, nodes, placed = 0, 0, 0
+    part = np.zeros(count + 1, np.int64)
+    level, nodes = 0, 0
     inside[0], size[0], choice[0] = np.arange(count), count, -1
     least, rank = 0, -1
     while True:
@@ -177,17 +177,12 @@ def _fits(tensors: _Tensors, alive: Any, arena: int, by_offset: bool, most: int,
                 return UNKNOWN
             own = inside[level, : size[level]]
             many[level] = _choices(
-                tensors, own, alive, floor, low, arena, least, rank, by_offset, keys, choices[level], blame
+                tensors, own, floor, low, arena, least, rank, by_offset, keys, choices[level], blame
             )  # fmt: skip
-            mark[level] = placed
             for k in range(many[level]):
                 lows[level, k] = low[choices[level, k]]
             saved[level] = floor
         else:
-            while placed > mark[level]:
-                placed -= 1
-                t = trail[placed]
-                alive[tensors.first[t] : tensors.last[t] + 1] += tensors.size[t]
             floor[:] = saved[level]
         choice[level] += 1
         if choice[level] >= many[level]:
@@ -198,10 +193,7 @@ def _fits(tensors: _Tensors, alive: Any, arena: int, by_offset: bool, most: int,
         t = choices[level, choice[level]]
         least, rank = lows[level, choice[level]], tensors.rank[t]
         offsets[t] = least
-        trail[placed] = t
-        placed += 1
         floor[tensors.first[t] : tensors.last[t] + 1] = least + tensors.size[t]
-        alive[tensors.first[t] : tensors.last[t] + 1] -= tensors.size[t]
         part[level] = 0
         while True:  # go down into the next part, or up where all parts of a level are placed
             own, k = inside[level, : size[level]], part[level]
