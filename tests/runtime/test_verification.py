@@ -239,6 +239,28 @@ def test_the_pipeline_holds_the_fewest_frames_that_keep_the_rate(
     assert with_fewest_inside(problem, decision_of(two=100, replicas=95), run).plan.in_flight is None  # not measured
 
 
+def test_an_equally_fast_plan_of_fewer_workers_holds_the_fewest_frames() -> None:
+    """Replicas need four frames for a rate that one device reaches with two."""
+
+    def run(plan: Plan, seconds: float) -> Turn:
+        fps = 100.0 * min(1.0, plan.frames_inside / (4 if plan.scheduler == "replicas" else 2))
+        return Turn(RunStatistics(24, fps, None, None, None, None, ()), plan.frames_inside / fps)
+
+    predicted = decision_of(replicas=100, single=99)
+    latencies_s = {"replicas": 0.01, "single": 0.04}
+    measured = verified(problem_of(), predicted, Runs(replicas=90, single=89.5, latency_s=latencies_s), FOREVER)
+    assert choice(measured) == ("replicas", "measurement")
+    plans = (measured.plan, replace(measured.candidates[1], predicted=Prediction(99, 2 / 99)))  # it holds three
+    ran = tuple(replace(found, plan=plan) for found, plan in zip(measured.measured, plans, strict=True))
+    decision = with_fewest_inside(problem_of(), replace(measured, candidates=plans, measured=ran), run, FOREVER)
+    assert (*choice(decision), decision.plan.in_flight) == ("single", "measurement", 2)
+    assert decision.measured[0].plan.stages == decision.plan.stages
+    assert decision.why.startswith(
+        "single (d0) with 2 frames inside keeps 100.0% of the rate of replicas (d0 + d1), at 20 ms under load in "
+        "place of 40 ms; replicas (d0 + d1) measured 90 fps"
+    )
+
+
 def missing(device: Device) -> Device:
     return replace(device, stand_in="a CPU")
 

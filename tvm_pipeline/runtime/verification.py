@@ -7,7 +7,8 @@
 3. `_Race.best`   choose the best one of those that keep the limits as measured; of equally fast ones the one with the
                   lower latency under load
 
-`with_fewest_inside` then finds how few frames the chosen plan may hold, since each one more adds to the latency.
+`with_fewest_inside` then finds how few frames the chosen plan, or an equally fast one of fewer workers, may hold, since
+each one more adds to the latency.
 
 Where nothing can be measured, the prediction decides. It then takes no plan in which a device's own threads share
 cores with host work, because no prediction tells how such threads wait for each other.
@@ -100,10 +101,11 @@ def verified(
 
 
 def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, verify_s: float = VERIFY_S) -> Decision:
-    """Return the decision whose plan holds the fewest frames that keep its rate, as measured in turns.
+    """Return the decision whose plan holds no more frames than its rate needs, as measured in turns.
 
     The default is one frame in each worker and one that waits for it. Fewer often keep the rate, and each frame inside
-    beyond them adds its period to every latency. Only a plan for throughput that was measured before is tried.
+    beyond them adds its period to every latency. An equally fast candidate of fewer workers may need the fewest, so one
+    of these is tried beside the chosen plan. Only plans for throughput that were measured before are tried.
 
     Args:
         verify_s: seconds that all turns may take together; the last round may end later.
@@ -111,31 +113,56 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     plan = decision.plan
     if run is None or not decision.measured or plan.objective != "throughput" or problem.max_latency_s is not None:
         return decision
-    predicted, most = plan.predicted, plan.calls_inside
-    # A pipeline without host work waits for the caller between two frames, so it needs one more than its workers.
-    own = any(operator.is_host for operator in problem.graph.operators)
-    busy = (predicted.throughput_fps or 0.0) / plan.batch * (predicted.latency_s or 0.0)
-    needed = math.ceil(busy * (1 - 1e-6))
     seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s
-    counts = range(max(1 if own else 2, needed), most)
-    kept: dict[int, list[float]] = {inside: [] for inside in counts[:: math.ceil(len(counts) / MOST_COUNTS) or 1]}
+    kept: dict[Plan, list[Turn]] = {few: [] for few in _with_fewer_inside(problem, decision)}
+    most: list[Turn] = []
+
+    def share(few: Plan) -> float:
+        """Return the share of the rate with most frames inside that a plan keeps."""
+        return median(a.throughput_fps / max(b.throughput_fps, 1e-12) for a, b in zip(kept[few], most, strict=True))
+
     for _ in range(SLOT_ROUNDS):
         if not kept or time.perf_counter() >= deadline_s:
             break
-        _log.info(f"measuring {describe(plan)} with {most} frames inside, and with {', '.join(map(str, kept))}")
+        tried = ", ".join(f"{few.calls_inside} in {few.scheduler}" for few in kept)
+        _log.info(f"measuring {describe(plan)} with {plan.calls_inside} frames inside, and with {tried}")
         try:
-            most_fps = run(plan, seconds).throughput_fps  # first, so that all meet the same frames of a file
-            for inside, shares in kept.items():
-                fps = run(replace(plan, in_flight=inside), seconds).throughput_fps
-                shares.append(fps / max(most_fps, 1e-12))
+            most.append(run(plan, seconds))  # first, so that all meet the same frames of a file
+            for few, turns in kept.items():
+                turns.append(run(few, seconds))
         except PipelineError:
             return decision
-        kept = {inside: shares for inside, shares in kept.items() if median(shares) >= LOST_RATE}
-    for inside, shares in kept.items():
-        if len(shares) >= LEAST_ROUNDS and median(shares) >= KEPT_RATE:
-            few = replace(plan, in_flight=inside)
-            return replace(decision, plan=few, candidates=(few, *decision.candidates[1:]))
-    return decision
+        kept = {few: turns for few, turns in kept.items() if share(few) >= LOST_RATE}
+    enough = [few for few in kept if len(most) >= LEAST_ROUNDS and share(few) >= KEPT_RATE]
+    if not enough:
+        return decision
+    least = min(enough, key=lambda few: median(map(_loaded_s, kept[few])))
+    candidates = (least, *(other for other in decision.candidates if other.stages != least.stages))
+    ran = sorted(decision.measured, key=lambda found: found.plan.stages != least.stages)
+    why = decision.why
+    if least.stages != plan.stages:
+        why = (
+            f"{describe(least)} with {least.calls_inside} frames inside keeps {share(least):.1%} of the rate of "
+            f"{describe(plan)}, at {1e3 * median(map(_loaded_s, kept[least])):.4g} ms under load in place of "
+            f"{1e3 * median(map(_loaded_s, most)):.4g} ms; {why}"
+        )
+    return replace(decision, plan=least, candidates=candidates, measured=tuple(ran), why=why)
+
+
+def _with_fewer_inside(problem: Problem, decision: Decision) -> list[Plan]:
+    """Return the chosen plan with fewer frames inside, and the fastest tied candidate of fewer workers likewise."""
+    chosen, *others = decision.measured
+    tied = [found.plan for found in others if found.throughput_fps >= TIED * chosen.throughput_fps]
+    smaller = [plan for plan in tied if plan.calls_inside < decision.plan.calls_inside][:1]
+    # A pipeline without host work waits for the caller between two frames, so it needs one more than its workers.
+    least = 1 if any(operator.is_host for operator in problem.graph.operators) else 2
+    found = []
+    for plan in (decision.plan, *smaller):
+        busy = (plan.predicted.throughput_fps or 0.0) / plan.batch * (plan.predicted.latency_s or 0.0)
+        counts = range(max(least, math.ceil(busy * (1 - 1e-6))), plan.calls_inside)
+        step = math.ceil(len(counts) * (1 + len(smaller)) / MOST_COUNTS) or 1
+        found += [replace(plan, in_flight=inside) for inside in counts[::step]]
+    return found
 
 
 def check_seconds(verify_s: float) -> None:
