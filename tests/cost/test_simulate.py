@@ -65,6 +65,22 @@ def bars(run: Simulation) -> list[tuple[int, str, int, float, float]]:
     return [(e.stage, e.device, e.frame, e.start_s, e.end_s) for e in run.events]
 
 
+@pytest.mark.parametrize(("seconds", "latency_s"), [((2.0, 1.0), 3.0), ((1.0, 2.0), 6.0)])
+def test_the_latency_of_a_frame_that_the_first_stage_reads_counts_from_there(
+    seconds: tuple[float, float], latency_s: float
+) -> None:
+    """Three slots: where the first stage is the slower one, the third frame is not read yet while it waits."""
+    problem, stages = line(*seconds)
+    first, *others = problem.graph.operators
+    graph = replace(problem.graph, operators=(replace(first, ordered=True), *others))
+    problem = replace(problem, graph=graph, profile=replace(problem.profile, fingerprint=graph.fingerprint))
+    assert problem.graph.operators[0].is_host
+    run = simulate(problem, stages, 20, in_flight=3)
+    assert {p.done_s - p.entered_s for p in run.passages[3:]} == {latency_s}
+    given = simulate(*line(*seconds), 20, in_flight=3)  # somebody else hands the frames in
+    assert {p.done_s - p.entered_s for p in given.passages[3:]} == {6.0}
+
+
 def test_a_pipeline_by_hand() -> None:
     """Stages of 1 and 2 s, two slots: b is never idle once it has a frame; frame 2 gets the slot of frame 0."""
     run = simulate(*line(1.0, 2.0), 4, in_flight=2)

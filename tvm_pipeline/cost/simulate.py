@@ -104,8 +104,8 @@ class Simulation:
     """The report of a simulated run.
 
     Attributes:
-        statistics: as `Pipeline.statistics()` gives them. As there, latency counts from a frame's slot to the end of
-            its last stage, without the wait for a slot and the wait for earlier frames.
+        statistics: as `Pipeline.statistics()` gives them. As there, latency counts from a frame's slot, or from when
+            the first stage reads the frame, to the end of its last stage, without the wait for earlier frames.
         events: every stage of every frame, in the order of their starts.
         passages: the frames that came out, in that order.
         dropped: the frames that a live source lost, because the pipeline was full.
@@ -347,6 +347,8 @@ class _Run:
                 _, frame, source, stage = min(heads, key=lambda head: (head[0], head[1]))
                 self.queues[stage].remove((frame, source))
                 self.begun[stage] += 1
+                if not stage and self.work.reads:
+                    self.entered.update(dict.fromkeys(self.members[frame], self.now))
                 if self.members[frame] is self.joinable:
                     self.joinable = []
                 self.serve(stage, device, frame, source)

@@ -6,7 +6,7 @@
 
 A stage takes the seconds that its frames were measured to take where its plan ran for a decision; else its seconds vary
 by the spread of the profile. Frames come at a rate, and their latency counts from when they come. Without a rate the
-source is never waited for, and the latency counts from a frame's slot.
+source is never waited for, and the latency counts from a frame's slot, or from when the first stage reads it.
 """
 
 from __future__ import annotations
