@@ -356,6 +356,12 @@ def test_the_latency_under_load_is_that_of_the_measured_times() -> None:
     assert predicted.latency_p50_s == pytest.approx(0.50, abs=0.02)
     assert predicted.latency_p99_s == pytest.approx(0.99, abs=0.02)
     assert with_latencies(problem, found, ()) == found  # nothing tells how its seconds vary
+    full = with_latencies(problem, found, [measured]).predicted
+    seen = with_latencies(problem, found, [measured], full_p50_s=3.0).predicted
+    assert seen.latency_p50_s == pytest.approx(3.0)
+    assert seen.latency_p99_s == pytest.approx(full.latency_p99_s * 3.0 / full.latency_p50_s)
+    paced = with_latencies(problem, found, [measured], rate_fps=0.5, full_p50_s=3.0).predicted
+    assert paced == predicted  # a pipeline that is not full was not measured
 
 
 def test_the_seed_decides_all() -> None:

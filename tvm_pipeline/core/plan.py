@@ -334,7 +334,7 @@ class Measured:
         spread: interquartile range over median of the rounds' latencies where latency is the plan's objective, of their
             joules where energy is and they are known, else of their throughputs.
         latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
-        statistics: of the round in the middle, with the frames of all rounds.
+        statistics: of the round in the middle, with the frames of all rounds and the median of their median latencies.
         energy: joules of a frame of the full pipeline, of the round in the middle; None where nothing tells.
         times_s: for each of `statistics.stages`, the seconds of its latest frames in a full pipeline, or at the rate
             that an application is planned for, without waits, in order; empty in files of earlier versions.
@@ -385,6 +385,11 @@ class Decision:
     def times_s(self, plan: Plan) -> tuple[tuple[float, ...], ...]:
         """Return the measured seconds of a plan's stages, as `Measured` has them; empty where it did not run."""
         return next((found.times_s for found in self.measured if found.plan.stages == plan.stages), ())
+
+    def full_p50_s(self, plan: Plan) -> float | None:
+        """Return the measured median latency of a plan's full pipeline; None where it never ran with so many inside."""
+        same = (m for m in self.measured if (m.plan.stages, m.plan.calls_inside) == (plan.stages, plan.calls_inside))
+        return next((found.statistics.latency_p50_s for found in same), None)
 
     @property
     def decided_by(self) -> Literal["prediction", "measurement"]:

@@ -38,25 +38,34 @@ def under_load(problem: Problem, decision: Decision, rate_fps: float | None = No
     """Return the decision whose chosen and measured plans state quantiles of their latency, see `with_latencies`."""
     ran = {decision.plan.stages, *(found.plan.stages for found in decision.measured)}
     candidates = tuple(
-        with_latencies(problem, plan, decision.times_s(plan), rate_fps) if plan.stages in ran else plan
+        with_latencies(problem, plan, decision.times_s(plan), rate_fps, decision.full_p50_s(plan))
+        if plan.stages in ran
+        else plan
         for plan in decision.candidates
     )
     chosen = candidates[decision.candidates.index(decision.plan)]
     return replace(decision, plan=chosen, candidates=candidates)
 
 
-def with_latencies(problem: Problem, plan: Plan, times_s: Times, rate_fps: float | None = None) -> Plan:
+def with_latencies(
+    problem: Problem, plan: Plan, times_s: Times, rate_fps: float | None = None, full_p50_s: float | None = None
+) -> Plan:
     """Return the plan with p50, p90 and p99 of its latency under load; as it is where nothing tells how that varies.
 
     Args:
         rate_fps: frames a second that come; None for as many as the plan takes, which more keep as full.
+        full_p50_s: the median of a full pipeline as measured, to which the three are scaled: where two stages take
+            nearly the same time, a hair decides between which of them frames wait, and no simulation tells.
     """
     if plan.predicted.throughput_fps is None or not (times_s or rate_fps or spread(problem, plan)):
         return plan
     if rate_fps and rate_fps >= plan.predicted.throughput_fps:
         rate_fps = None
     found = simulated_latencies(problem, plan, times_s, SATURATED if rate_fps is None else fixed_rate(rate_fps))
-    p50, p90, p99 = (float(quantile) for quantile in np.quantile(found, [0.5, 0.9, 0.99]))
+    quantiles = np.quantile(found, [0.5, 0.9, 0.99])
+    if full_p50_s and rate_fps is None:
+        quantiles *= full_p50_s / quantiles[0]
+    p50, p90, p99 = map(float, quantiles)
     predicted = replace(plan.predicted, latency_p50_s=p50, latency_p90_s=p90, latency_p99_s=p99)
     return replace(plan, predicted=predicted)
 

@@ -165,12 +165,17 @@ def measured(plan: Plan, turns: Sequence[Turn]) -> Measured:
         figures = np.array([turn.energy.energy_j for turn in turns if turn.energy])
     low, middle, high = np.quantile(figures, [0.25, 0.5, 0.75])
     statistics = turns[int(np.argsort(rates)[len(rates) // 2])].statistics
+    medians_s = [turn.statistics.latency_p50_s for turn in turns if turn.statistics.latency_p50_s is not None]
     return Measured(
         plan,
         float(np.median(rates)),
         float((high - low) / max(middle, 1e-12)),
         float(np.median(latencies_s)),
-        replace(statistics, frames=sum(turn.statistics.frames for turn in turns)),
+        replace(
+            statistics,
+            frames=sum(turn.statistics.frames for turn in turns),
+            latency_p50_s=median(medians_s) if medians_s else None,
+        ),
         _energy(turns),
         tuple(tuple(chain(*own))[-MOST_TIMES:] for own in zip(*(turn.times_s for turn in turns), strict=True)),
     )

@@ -53,7 +53,7 @@ TIED = 0.98
 # The share of the rate with many frames inside that the fewest must keep, in the median of so many rounds if there is
 # time for them. Turns of a shared machine differ by some percent; what keeps less than the second share is out at once.
 KEPT_RATE, LOST_RATE = 0.99, 0.9
-SLOT_ROUNDS, MOST_COUNTS = 5, 6
+SLOT_ROUNDS, MOST_COUNTS = 9, 6
 
 
 def verified(
@@ -138,7 +138,7 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
         return decision
     least = min(enough, key=lambda few: median(map(_loaded_s, kept[few])))
     candidates = (least, *(other for other in decision.candidates if other.stages != least.stages))
-    ran = sorted(decision.measured, key=lambda found: found.plan.stages != least.stages)
+    ran = (measured(least, kept[least]), *(found for found in decision.measured if found.plan.stages != least.stages))
     why = decision.why
     if least.stages != plan.stages:
         why = (
@@ -146,7 +146,7 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
             f"{describe(plan)}, at {1e3 * median(map(_loaded_s, kept[least])):.4g} ms under load in place of "
             f"{1e3 * median(map(_loaded_s, most)):.4g} ms; {why}"
         )
-    return replace(decision, plan=least, candidates=candidates, measured=tuple(ran), why=why)
+    return replace(decision, plan=least, candidates=candidates, measured=ran, why=why)
 
 
 def _with_fewer_inside(problem: Problem, decision: Decision) -> list[Plan]:

@@ -466,8 +466,10 @@ def _planned(
 def _with_latencies(planned: HostPlan, bundle: Bundle) -> Plan:
     """Return the plan with the latencies that are to be expected, by what was measured when it was chosen."""
     decision = planned.decision or bundle.decision
-    times_s = decision.times_s(planned.plan) if decision else ()
-    return with_latencies(planned.problem, planned.plan, times_s, planned.rate_fps)
+    problem, plan, rate_fps = planned.problem, planned.plan, planned.rate_fps
+    if decision is None:
+        return with_latencies(problem, plan, (), rate_fps)
+    return with_latencies(problem, plan, decision.times_s(plan), rate_fps, decision.full_p50_s(plan))
 
 
 def _was_given(bundle: Bundle) -> bool:
