@@ -230,3 +230,23 @@ def test_a_thread_is_bound_to_its_cores() -> None:
     thread.join()
     assert seen == [{core}]
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is here")
+def test_no_two_threads_of_a_device_may_meet_on_a_core() -> None:
+    """The calling thread has the first core for itself, and TVM's own threads have one of the others each."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    found: list[list[set[int]]] = []
+
+    def work() -> None:
+        before = set(os.listdir("/proc/self/task"))
+        bind(Device("cpu", "host", cores))
+        own = {str(threading.get_native_id()), *os.listdir("/proc/self/task")} - before
+        found.append([os.sched_getaffinity(0), *(os.sched_getaffinity(int(task)) for task in own)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    mine, *others = found[0]
+    assert mine == {cores[0]}
+    assert sorted(map(sorted, others)) == [[core] for core in cores[1:]]

@@ -179,12 +179,15 @@ def _compiled(
 
 
 def bind(device: Device) -> None:
-    """Bind the calling thread to the device's cores, and give it a TVM thread pool with one thread for each core.
+    """Bind the calling thread to the device's first core; give it a TVM thread pool with a thread on each other one.
 
     The pool belongs to the thread, so two stages never share a pool (two pools on the same cores run at half speed).
+    TVM lets the calling thread, which computes a share of each kernel, move among all cores of the pool. The scheduler
+    puts it on the core of another thread at times, and both wait for each other until it is moved again.
     """
     import tvm
 
     os.sched_setaffinity(0, device.cores)
     cores = [str(core) for core in device.cores]
     tvm.get_global_func("runtime.config_threadpool")(-2, len(cores), cores)
+    os.sched_setaffinity(0, device.cores[:1])
