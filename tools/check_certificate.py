@@ -84,13 +84,13 @@ def fitted(value: Any, kind: Any, name: str = "the file") -> Any:
     if isinstance(kind, dict):
         require(type(value) is dict and (str in kind or value.keys() == kind.keys()), f"{name}: not the fields")
         return {key: fitted(each, kind.get(str) or kind[key], key) for key, each in value.items()}
-    is_number = type(value) in (kind, int) and kind in (int, Fraction) and value >= 0
+    is_number = type(value) in (kind, int) and kind in (int, Fraction) and 0 <= value < 10**40
     require(is_number or (type(value) is kind and kind in (str, bool) and value != ""), f"{name}: {value!r:.60}")
     return kind(value)
 
 
 def decimal(written: str) -> Fraction:
-    require(bool(re.fullmatch(r"-?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?", written)), f"{written:.60} is no decimal")
+    require(bool(re.fullmatch(r"-?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,2})?", written)), f"{written:.60} is no decimal")
     return Fraction(written)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.check_bound import check
 from tvm_pipeline import read_graph
 from tvm_pipeline.planning.registry import OWN
 
@@ -317,7 +318,11 @@ def test_a_certificate_is_checked_by_a_program_that_trusts_nothing(cli, tmp_path
         assert outcome.code == 0, outcome.err
     ran = subprocess.run([sys.executable, "-I", "-S", CHECKER, *files], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.count(": checked: "), ran.stderr) == (0, 3, ""), ran.stdout
-    refused = cli("plan", RESNET, "--platform", TWO, "--certificate", tmp_path / "plan.cert")
+    bound = cli("plan", RESNET, "--platform", TWO, "--certificate", tmp_path / "bound.cert")
+    assert bound.code == 0, bound.err
+    assert check((tmp_path / "bound.cert").read_bytes()).startswith("ResNet50: no plan makes more than ")
+    energy = ("--objective", "energy", "--certificate", tmp_path / "plan.cert")
+    refused = cli("plan", RESNET, "--platform", TWO, *energy)
     assert refused.code == 2
-    assert "there are certificates of plans by --scheduler ideals and chain" in " ".join(refused.err.split())
+    assert "there are certificates of plans by --scheduler ideals, cp-sat and chain" in " ".join(refused.err.split())
     assert not (tmp_path / "plan.cert").exists()

@@ -40,8 +40,7 @@ from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning import check_scheduler
-from tvm_pipeline.planning.certificate import certificate as certificate_of
-from tvm_pipeline.planning.certificate import check_certifiable
+from tvm_pipeline.planning.certificate import certificate_of, check_certifiable
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.report.tables import percent
@@ -97,7 +96,7 @@ def command(
     input_values: ValuesOption = None,
     certificate: Annotated[
         Path | None,
-        typer.Option(help="Write what `tools/check_certificate.py` needs to prove the plan's bound again."),
+        typer.Option(help="Write what `tools/check_certificate.py` or `check_bound.py` needs to prove a bound again."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -187,7 +186,7 @@ def command(
     if errors:
         warn(how_good(errors))
     if certificate:
-        write_bytes(certificate, certificate_of(problem, decision.plan).encode())
+        write_bytes(certificate, certificate_of(problem, decision.plan, scheduler).encode())
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:

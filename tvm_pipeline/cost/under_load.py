@@ -54,8 +54,8 @@ def with_latencies(
 
     Args:
         rate_fps: frames a second that come; None for as many as the plan takes, which more keep as full.
-        full_p50_s: the median of a full pipeline as measured, to which the three are scaled: where two stages take
-            nearly the same time, a hair decides between which of them frames wait, and no simulation tells.
+        full_p50_s: the median of a full pipeline as measured, to which the three are scaled. Where two stages take
+            nearly the same time, small differences decide where frames wait, and no simulation tells these.
     """
     if plan.predicted.throughput_fps is None or not (times_s or rate_fps or spread(problem, plan)):
         return plan

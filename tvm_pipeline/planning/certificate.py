@@ -1,6 +1,7 @@
 """Certificates: a problem in full, its plan and the bound, for a checker that trusts no line of this package.
 
-`tools/check_certificate.py` defines what the fields mean, and proves the bound again from them.
+`tools/check_certificate.py` defines what the fields mean, and proves the bound again from them. Plans that it cannot
+list have a bound of all plans in place of it, which `tools/check_bound.py` proves.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from typing import Any
 import numpy as np
 
 from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.search.cost_tables import buses
+from tvm_pipeline.planning.search.work_bound import least_seconds, spread
 
 # Values and bounds are sums of doubles, and hold up to this part of them.
 TOLERANCE = 1e-9
 CUTS = {"ideals": "all", "cp-sat": "all", "chain": "order"}
+
+
+def certificate_of(problem: Problem, plan: Plan, scheduler: str) -> str:
+    """Return the certificate of a plan by the scheduler of this name: of its bound, or of a bound of all plans.
+
+    Raises:
+        OptionError: there are no certificates of such plans.
+    """
+    return certificate(problem, plan) if scheduler in CUTS else bound_certificate(problem)
 
 
 def certificate(problem: Problem, plan: Plan) -> str:
@@ -66,9 +77,47 @@ def certificate(problem: Problem, plan: Plan) -> str:
     return json.dumps(stated, indent=1) + "\n"
 
 
+def bound_certificate(problem: Problem) -> str:
+    """Return the certificate of a throughput that no plan exceeds, whatever its stages and replicas, as JSON."""
+    check_certifiable(problem, "")
+    graph, devices = problem.graph, problem.platform.devices
+    ordered, seconds = [operator.ordered for operator in graph.operators], least_seconds(problem, devices)
+    sets, periods = [], []
+    for chosen in disjoint_sets(devices):
+        rows = seconds[[devices.index(device) for device in chosen]]
+        runs = bool(np.isfinite(rows.min(axis=0)).all())
+        period_s, weights = spread(rows) if runs else (math.inf, np.ones(len(chosen)))
+        periods.append(max(period_s, float(rows.min(axis=0)[ordered].max(initial=0.0))))
+        sets.append({"devices": [device.name for device in chosen], "weights": weights.tolist()})
+    if not 0 < min(periods) < math.inf:
+        raise OptionError("no certificate: the operators take no time, or no devices run all of them")
+    stated = {
+        "certificate": 1,
+        "graph": graph.name,
+        "operators": [operator.name for operator in graph.operators],
+        "ordered": [operator.name for operator in graph.operators if operator.ordered],
+        "devices": [
+            {"name": device.name, "cores": device.cores, "seconds": [s if math.isfinite(s) else None for s in row]}
+            for device, row in zip(devices, seconds.tolist(), strict=True)
+        ],
+        "sets": sets,
+        "bound_fps": (1 + TOLERANCE) / min(periods),
+    }
+    return json.dumps(stated, indent=1) + "\n"
+
+
 def check_certifiable(problem: Problem, scheduler: str) -> None:
     """Raise OptionError where there are no certificates of plans by the scheduler of this name."""
     devices, objective = problem.platform.devices, problem.objective
+    if scheduler not in CUTS and objective == "throughput":
+        obstacles = {
+            "a call computes several frames": problem.graph.batch > 1,
+            "stages were measured as a whole": problem.profile.segments,
+            "nothing is known of a device": not all(cost_of(problem, device).is_known for device in devices),
+        }
+        if found := [obstacle for obstacle, holds in obstacles.items() if holds]:
+            raise OptionError(f"no certificate: {found[0]}; there are bounds of throughput by the times of operators")
+        return
     timed = () if problem.is_lexicographic else devices
     obstacles = {
         f"the scheduler is {scheduler}": scheduler not in CUTS,
@@ -86,7 +135,8 @@ def check_certifiable(problem: Problem, scheduler: str) -> None:
         if holds:
             raise OptionError(
                 f"no certificate: {obstacle}; there are certificates of plans by `scheduler` ideals, cp-sat and chain, "
-                "for objectives throughput, latency and bytes (communication by tensors), without limits and buses"
+                "for objectives throughput, latency and bytes (communication by tensors), without limits and buses, "
+                "and bounds of throughput for all others"
             )
 
 

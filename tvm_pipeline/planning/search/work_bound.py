@@ -7,10 +7,11 @@ plans without that restriction, so `best` states a bound that holds for these, t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period, idle_w, lock_s
 from tvm_pipeline.planning.search.cost_tables import stage_joules, stage_seconds
@@ -55,20 +56,10 @@ def least_period_of_all(problem: Problem) -> float:
     An ordered operator runs on one device for all frames, any other operator in parts on all devices. Calls of stages,
     transfers and fetches of parameters cost nothing.
     """
-    operators, platform = problem.graph.operators, problem.platform
-    ordered = np.array([operator.ordered for operator in operators])
-    macs = np.array([operator.macs for operator in operators], np.float64)
+    ordered = np.array([operator.ordered for operator in problem.graph.operators])
     bounds = []
-    for devices in disjoint_sets(platform.devices):
-        # A device may be faster while others work; then the bound is that of its fastest.
-        factors = [min(busy_factor(problem, d, n) for n in (1, len(devices))) for d in devices]
-        costs = [cost_of(problem, device) for device in devices]
-        seconds = np.array(
-            [
-                np.nan_to_num((cost.every_added_s(operators) + cost.every_work_s(macs)) * f, nan=np.inf)
-                for cost, f in zip(costs, factors, strict=True)
-            ]
-        )
+    for devices in disjoint_sets(problem.platform.devices):
+        seconds = least_seconds(problem, devices)
         least = seconds.min(axis=0)
         if np.isinf(least).any():
             continue  # these devices cannot run the model
@@ -76,8 +67,30 @@ def least_period_of_all(problem: Problem) -> float:
     return max(min(bounds, default=math.inf), lock_s(problem))
 
 
+def least_seconds(problem: Problem, devices: Sequence[Device]) -> Floats:
+    """Return the least seconds of each operator on each device (D x N), infinite where it cannot run."""
+    operators = problem.graph.operators
+    macs = np.array([operator.macs for operator in operators], np.float64)
+    rows = []
+    for device in devices:
+        # A device may be faster while others work; then the bound is that of its fastest.
+        factor, cost = min(busy_factor(problem, device, n) for n in (1, len(devices))), cost_of(problem, device)
+        rows.append(np.nan_to_num((cost.every_added_s(operators) + cost.every_work_s(macs)) * factor, nan=np.inf))
+    return np.array(rows)
+
+
 def spread_s(seconds: Floats) -> float:
     """Return a lower bound of the load of the busiest device if the operators are spread over all, also in parts.
+
+    Args:
+        seconds: D x N; the seconds of each operator on each device, infinite where it cannot run; on one of them it
+            can.
+    """
+    return spread(seconds)[0]
+
+
+def spread(seconds: Floats) -> tuple[float, Floats]:
+    """Return the bound of `spread_s`, and the weights of the devices that prove it.
 
     For weights w of the devices that add up to 1, no plan has a busiest device with less than
 
@@ -86,20 +99,16 @@ def spread_s(seconds: Floats) -> float:
     because the mean of the loads by these weights is at least that. Equal weights give the least work divided by the
     number of devices. The others are found by multiplicative weights: Plotkin, Shmoys and Tardos, "Fast approximation
     algorithms for fractional packing and covering problems", Mathematics of Operations Research 20, 1995.
-
-    Args:
-        seconds: D x N; the seconds of each operator on each device, infinite where it cannot run; on one of them it
-            can.
     """
     count = len(seconds)
+    weights, best = np.full(count, 1 / count), (0.0, np.full(count, 1 / count))
     if (seconds == seconds[0]).all():
-        return float(seconds[0].sum()) / count
-    weights, best = np.full(count, 1 / count), 0.0
+        return float(seconds[0].sum()) / count, weights
     finite = np.where(np.isinf(seconds), 0.0, seconds)
     for turn in range(max(FEWEST_ROUNDS, min(ROUNDS, MOST_WEIGHED // seconds.size))):
         weighted = weights[:, None] * seconds
         chosen = weighted.argmin(axis=0)
-        best = max(best, float(weighted.min(axis=0).sum()))
+        best = max(best, (float(weighted.min(axis=0).sum()), weights.copy()), key=lambda found: found[0])
         loads = np.bincount(chosen, finite[chosen, np.arange(seconds.shape[1])], count)
         if not loads.any():
             break
