@@ -200,9 +200,10 @@ def test_other_files_are_refused(written: str) -> None:
 
 @given(rng=randoms())
 def test_plans_without_certificates_are_refused_in_a_line(rng: random.Random) -> None:
-    problem = random_problem(rng, "energy")
+    objective, scheduler = rng.choice((("energy", "best"), ("throughput", "hybrid")))
+    problem = random_problem(rng, objective)
     try:
-        plan = planning.plan(problem).plan
+        plan = planning.plan(problem, scheduler).plan
     except PipelineError:
         assume(False)
     with pytest.raises(OptionError, match="there are certificates of plans by"):

@@ -40,7 +40,7 @@ def certificate(problem: Problem, plan: Plan) -> str:
     Raises:
         OptionError: there are no certificates of such plans.
     """
-    check_certifiable(problem, plan.scheduler)
+    _check_listed(problem, plan.scheduler)
     graph, platform = problem.graph, problem.platform
     in_use = [device for device in platform.devices if not problem.is_lexicographic or device.name in plan.devices]
     links = [(a.name, b.name, problem.link(a.name, b.name).transfer) for a in in_use for b in in_use if a != b]
@@ -79,7 +79,7 @@ def certificate(problem: Problem, plan: Plan) -> str:
 
 def bound_certificate(problem: Problem) -> str:
     """Return the certificate of a throughput that no plan exceeds, whatever its stages and replicas, as JSON."""
-    check_certifiable(problem, "")
+    _check_bounded(problem)
     graph, devices = problem.graph, problem.platform.devices
     ordered, seconds = [operator.ordered for operator in graph.operators], least_seconds(problem, devices)
     sets, periods = [], []
@@ -108,16 +108,24 @@ def bound_certificate(problem: Problem) -> str:
 
 def check_certifiable(problem: Problem, scheduler: str) -> None:
     """Raise OptionError where there are no certificates of plans by the scheduler of this name."""
+    if scheduler in CUTS or problem.objective != "throughput":
+        _check_listed(problem, scheduler)
+    else:
+        _check_bounded(problem)
+
+
+def _check_bounded(problem: Problem) -> None:
+    obstacles = {
+        "a call computes several frames": problem.graph.batch > 1,
+        "stages were measured as a whole": problem.profile.segments,
+        "nothing is known of a device": not all(cost_of(problem, d).is_known for d in problem.platform.devices),
+    }
+    if found := [obstacle for obstacle, holds in obstacles.items() if holds]:
+        raise OptionError(f"no certificate: {found[0]}; there are bounds of throughput by the times of operators")
+
+
+def _check_listed(problem: Problem, scheduler: str) -> None:
     devices, objective = problem.platform.devices, problem.objective
-    if scheduler not in CUTS and objective == "throughput":
-        obstacles = {
-            "a call computes several frames": problem.graph.batch > 1,
-            "stages were measured as a whole": problem.profile.segments,
-            "nothing is known of a device": not all(cost_of(problem, device).is_known for device in devices),
-        }
-        if found := [obstacle for obstacle, holds in obstacles.items() if holds]:
-            raise OptionError(f"no certificate: {found[0]}; there are bounds of throughput by the times of operators")
-        return
     timed = () if problem.is_lexicographic else devices
     obstacles = {
         f"the scheduler is {scheduler}": scheduler not in CUTS,
