@@ -18,8 +18,8 @@ The search. Operators before or behind all others (cuts) divide each order into 
 order is enough. The bytes alive depend on the set of operators that have run, and the function of the set is
 submodular. So if a chain of operators, each made ready by the one before, runs within the limit and ends with no more
 bytes alive than before it, for the first time at its end, then moving the chain to the front of any order that is left
-makes no step larger. Such a chain runs at once, without an alternative. All else is tried, from the start of the part
-and, in turns, from its end: read backwards, an instance is another one, in which writers and users change places.
+makes no step larger. Such a chain runs at once, without an alternative. All else is tried. The search goes from the
+start of the part and, in turns, from its end. For the second, writers and users of each buffer change places.
 """
 
 from __future__ import annotations

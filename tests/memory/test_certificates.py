@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.certificates import imported_by, mutated
+from tests.support import certificates
+from tests.support.certificates import mutated
 from tests.support.generators import nasnet, randwire
 from tests.support.graphs import randoms
 from tests.support.memory import least_peak, random_memory_graph, simulated_peak
-from tools.check_memory import Refused, check
+from tools import check_memory
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.arena import ALIGNMENT, Lifetime, check_layout, exact_layout, lifetimes, most_alive
 from tvm_pipeline.memory.certificate import memory_certificate
@@ -26,7 +25,6 @@ from tvm_pipeline.memory.memory_graph import Buffer, MemoryGraph, check_order
 from tvm_pipeline.memory.minimum_peak import minimum_peak
 from tvm_pipeline.memory.stage_memory import stage_graph
 
-CHECKER = Path(__file__).parents[2] / "tools/check_memory.py"
 Stated = dict[str, Any]
 
 
@@ -43,11 +41,7 @@ def certified(rng: random.Random) -> Stated:
 
 
 def is_checked(stated: Stated) -> bool:
-    try:
-        check(json.dumps(stated).encode())
-    except Refused:
-        return False
-    return True
+    return certificates.is_checked(check_memory, stated)
 
 
 def is_true(stated: Stated) -> bool:
@@ -126,24 +120,13 @@ def test_irregular_networks_are_checked_and_a_byte_more_is_refused(name: str) ->
 
 
 def test_the_checker_stands_alone(tmp_path: Path) -> None:
-    """It has at most 400 lines, imports the standard library alone, and runs where nothing else is installed."""
-    source = CHECKER.read_text()
-    assert imported_by(source) <= sys.stdlib_module_names
-    assert source.count("\n") <= 400
-    good, bad = tmp_path / "good.cert", tmp_path / "bad.cert"
-    good.write_text(json.dumps(certified(random.Random(0))))
-    bad.write_text(good.read_text().replace('"certificate": 1', '"certificate": 2'))
-    ran = subprocess.run(
-        [sys.executable, "-I", "-S", CHECKER, good, bad, tmp_path / "none"], capture_output=True, text=True
-    )
-    assert [line.split(": ")[1] for line in ran.stdout.splitlines()] == ["checked", "refused", "refused"]
-    assert (ran.returncode, ran.stderr) == (1, "")
+    certificates.check_stands_alone(check_memory, certified(random.Random(0)), tmp_path)
 
 
 @pytest.mark.parametrize("written", ["", "[]", "{}", "\xff", '{"certificate": 1}', "1e999", "[" * 100_000])
 def test_other_files_are_refused(written: str) -> None:
-    with pytest.raises(Refused):
-        check(written.encode("latin-1"))
+    with pytest.raises(check_memory.Refused):
+        check_memory.check(written.encode("latin-1"))
 
 
 def test_operators_in_place_have_no_certificate() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.certificates import imported_by, mutated
+from tests.support import certificates
+from tests.support.certificates import mutated
 from tests.support.graphs import Traits, random_problem, randoms
-from tools.check_bound import Refused, check
+from tools import check_bound
 from tvm_pipeline import planning
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.certificate import bound_certificate, check_certifiable
 
-CHECKER = Path(__file__).parents[2] / "tools/check_bound.py"
 Stated = dict[str, Any]
 
 
@@ -39,11 +37,7 @@ def certified(rng: random.Random) -> Stated:
 
 
 def is_checked(stated: Stated) -> bool:
-    try:
-        check(json.dumps(stated).encode())
-    except Refused:
-        return False
-    return True
+    return certificates.is_checked(check_bound, stated)
 
 
 def best_fps(stated: Stated) -> float:
@@ -85,18 +79,7 @@ def test_a_broken_bound_is_refused_or_true(rng: random.Random, many: int) -> Non
 
 
 def test_the_checker_stands_alone(tmp_path: Path) -> None:
-    """It has at most 400 lines, imports the standard library alone, and runs where nothing else is installed."""
-    source = CHECKER.read_text()
-    assert imported_by(source) <= sys.stdlib_module_names
-    assert source.count("\n") <= 400
-    good, bad = tmp_path / "good.cert", tmp_path / "bad.cert"
-    good.write_text(json.dumps(certified(random.Random(1))))
-    bad.write_text(good.read_text().replace('"certificate": 1', '"certificate": 2'))
-    ran = subprocess.run(
-        [sys.executable, "-I", "-S", CHECKER, good, bad, tmp_path / "none"], capture_output=True, text=True
-    )
-    assert [line.split(": ")[1] for line in ran.stdout.splitlines()] == ["checked", "refused", "refused"]
-    assert (ran.returncode, ran.stderr) == (1, "")
+    certificates.check_stands_alone(check_bound, certified(random.Random(1)), tmp_path)
 
 
 @pytest.mark.parametrize("bound", [1e250, 10**400])
@@ -106,8 +89,8 @@ def test_figures_that_no_machine_has_are_refused(bound: float) -> None:
 
 @pytest.mark.parametrize("written", ["", "[]", "{}", "\xff", '{"certificate": 1}', "1e999", "[" * 100_000])
 def test_other_files_are_refused(written: str) -> None:
-    with pytest.raises(Refused):
-        check(written.encode("latin-1"))
+    with pytest.raises(check_bound.Refused):
+        check_bound.check(written.encode("latin-1"))
 
 
 def test_what_has_no_bound_is_refused_in_a_line() -> None:

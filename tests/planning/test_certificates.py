@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.support import certificates
 from tests.support.brute_force import every_plan
-from tests.support.certificates import imported_by, mutated
+from tests.support.certificates import mutated
 from tests.support.graphs import LEXICOGRAPHIC, Traits, lexicographic_problem, random_problem, randoms
-from tools.check_certificate import Refused, check
+from tools import check_certificate
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage
@@ -27,7 +26,6 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import InfeasibleError, OptionError, PipelineError
 from tvm_pipeline.planning.certificate import certificate
 
-CHECKER = Path(__file__).parents[2] / "tools/check_certificate.py"
 Stated = dict[str, Any]
 
 
@@ -49,11 +47,7 @@ def certified(rng: random.Random) -> Stated:
 
 
 def is_checked(stated: Stated) -> bool:
-    try:
-        check(json.dumps(stated).encode())
-    except Refused:
-        return False
-    return True
+    return certificates.is_checked(check_certificate, stated)
 
 
 # What a certificate claims, computed from it in the plainest way.
@@ -178,24 +172,13 @@ def test_a_broken_certificate_is_refused_or_true(rng: random.Random, many: int) 
 
 
 def test_the_checker_stands_alone(tmp_path: Path) -> None:
-    """It has at most 400 lines, imports the standard library alone, and runs where nothing else is installed."""
-    source = CHECKER.read_text()
-    assert imported_by(source) <= sys.stdlib_module_names
-    assert source.count("\n") <= 400
-    good, bad = tmp_path / "good.cert", tmp_path / "bad.cert"
-    good.write_text(json.dumps(certified(random.Random(0))))
-    bad.write_text(good.read_text().replace('"certificate": 1', '"certificate": 2'))
-    ran = subprocess.run(
-        [sys.executable, "-I", "-S", CHECKER, good, bad, tmp_path / "none"], capture_output=True, text=True
-    )
-    assert [line.split(": ")[1] for line in ran.stdout.splitlines()] == ["checked", "refused", "refused"]
-    assert (ran.returncode, ran.stderr) == (1, "")
+    certificates.check_stands_alone(check_certificate, certified(random.Random(0)), tmp_path)
 
 
 @pytest.mark.parametrize("written", ["", "[]", "{}", "\xff", '{"objective": "energy"}', "1e999", "[" * 100_000])
 def test_other_files_are_refused(written: str) -> None:
-    with pytest.raises(Refused):
-        check(written.encode("latin-1"))
+    with pytest.raises(check_certificate.Refused):
+        check_certificate.check(written.encode("latin-1"))
 
 
 @given(rng=randoms())

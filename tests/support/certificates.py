@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+
+def is_checked(checker: ModuleType, stated: dict[str, Any]) -> bool:
+    """Return whether a checker of `tools/` takes a certificate."""
+    try:
+        checker.check(json.dumps(stated).encode())
+    except checker.Refused:
+        return False
+    return True
+
+
+def check_stands_alone(checker: ModuleType, stated: dict[str, Any], folder: Path) -> None:
+    """A checker has at most 400 lines, imports the standard library alone, and runs where nothing else is installed."""
+    file = Path(str(checker.__file__))
+    source = file.read_text()
+    assert _imported_by(source) <= sys.stdlib_module_names
+    assert source.count("\n") <= 400
+    good, bad = folder / "good.cert", folder / "bad.cert"
+    good.write_text(json.dumps(stated))
+    bad.write_text(good.read_text().replace('"certificate": 1', '"certificate": 2'))
+    ran = subprocess.run([sys.executable, "-I", "-S", file, good, bad, folder / "none"], capture_output=True, text=True)
+    assert [line.split(": ")[1] for line in ran.stdout.splitlines()] == ["checked", "refused", "refused"]
+    assert (ran.returncode, ran.stderr) == (1, "")
 
 
 def mutated(rng: random.Random, stated: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -22,7 +50,7 @@ def mutated(rng: random.Random, stated: dict[str, Any], names: Sequence[str]) ->
     return stated
 
 
-def imported_by(source: str) -> set[str]:
+def _imported_by(source: str) -> set[str]:
     """Return the packages that a source file imports; `.` for those beside it."""
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else alias.name) or "."

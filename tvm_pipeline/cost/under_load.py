@@ -38,13 +38,15 @@ def under_load(problem: Problem, decision: Decision, rate_fps: float | None = No
     """Return the decision whose chosen and measured plans state quantiles of their latency, see `with_latencies`."""
     ran = {decision.plan.stages, *(found.plan.stages for found in decision.measured)}
     candidates = tuple(
-        with_latencies(problem, plan, decision.times_s(plan), rate_fps, decision.full_p50_s(plan))
-        if plan.stages in ran
-        else plan
-        for plan in decision.candidates
+        as_measured(problem, plan, decision, rate_fps) if plan.stages in ran else plan for plan in decision.candidates
     )
     chosen = candidates[decision.candidates.index(decision.plan)]
     return replace(decision, plan=chosen, candidates=candidates)
+
+
+def as_measured(problem: Problem, plan: Plan, decision: Decision, rate_fps: float | None = None) -> Plan:
+    """Return the plan with the latencies that follow from what was measured for a decision, see `with_latencies`."""
+    return with_latencies(problem, plan, decision.times_s(plan), rate_fps, decision.full_p50_s(plan))
 
 
 def with_latencies(

@@ -101,7 +101,7 @@ def verified(
 
 
 def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, verify_s: float = VERIFY_S) -> Decision:
-    """Return the decision whose plan holds no more frames than its rate needs, as measured in turns.
+    """Measure in turns how few frames inside keep the rate, and return the decision for a plan with so few.
 
     The default is one frame in each worker and one that waits for it. Fewer often keep the rate, and each frame inside
     beyond them adds its period to every latency. An equally fast candidate of fewer workers may need the fewest, so one

@@ -182,8 +182,8 @@ def bind(device: Device) -> None:
     """Bind the calling thread to the device's first core; give it a TVM thread pool with a thread on each other one.
 
     The pool belongs to the thread, so two stages never share a pool (two pools on the same cores run at half speed).
-    TVM lets the calling thread, which computes a share of each kernel, move among all cores of the pool. The scheduler
-    puts it on the core of another thread at times, and both wait for each other until it is moved again.
+    TVM lets the calling thread, which computes a share of each kernel, move among all cores of the pool. At times the
+    system puts this thread on the core of another one. Both then wait for each other until the system moves one.
     """
     import tvm
 

@@ -28,7 +28,7 @@ from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import frame_deadline, with_latencies
+from tvm_pipeline.cost.under_load import as_measured, frame_deadline, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.report import write_report
@@ -466,10 +466,9 @@ def _planned(
 def _with_latencies(planned: HostPlan, bundle: Bundle) -> Plan:
     """Return the plan with the latencies that are to be expected, by what was measured when it was chosen."""
     decision = planned.decision or bundle.decision
-    problem, plan, rate_fps = planned.problem, planned.plan, planned.rate_fps
     if decision is None:
-        return with_latencies(problem, plan, (), rate_fps)
-    return with_latencies(problem, plan, decision.times_s(plan), rate_fps, decision.full_p50_s(plan))
+        return with_latencies(planned.problem, planned.plan, (), planned.rate_fps)
+    return as_measured(planned.problem, planned.plan, decision, planned.rate_fps)
 
 
 def _was_given(bundle: Bundle) -> bool:
