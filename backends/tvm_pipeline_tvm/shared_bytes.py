@@ -167,8 +167,8 @@ class SharedBytes:
         for step, kernel in enumerate(order):
             for read in self._library.kernels[kernel].reads:
                 last.update(dict.fromkeys(self.written(read), step))
-        for kept in self._kept:
-            last.update(dict.fromkeys(self.written(kept), len(order)))
+        for needed in (*self._kept, *self._outputs):  # a concatenation that is joined is none of the kernels that run
+            last.update(dict.fromkeys(self.written(needed), len(order)))
         for step, kernel in enumerate(order):
             made = kernel, 0
             for entry in self.replaceable(kernel):

@@ -116,6 +116,18 @@ def test_an_input_that_is_read_again_is_not_overwritten() -> None:
     assert net.plan([net.kernel(b, a)]).activation_bytes == 2 * KIB
 
 
+def test_a_part_of_an_output_is_not_overwritten() -> None:
+    """The concatenation is the output; `a` lies in it, and the last kernel that reads `a` may not change it."""
+    net = Net()
+    a, b = net.kernel(DATA), net.kernel(DATA)
+    output = net.concat(a, b)
+    result = net.kernel(a, name="relu")
+    net.of.replaces[result] = ((a, 0),)
+    plan = net.plan([output, net.kernel(result)])
+    assert plan.within == {(a, 0): (0, 0), (b, 0): (0, KIB)}
+    assert (result, 0) not in plan.within
+
+
 def test_an_input_that_is_also_read_elsewhere_in_it_is_not_overwritten() -> None:
     """The kernel reads an element of `a` where it writes it, and others of the same bytes through a view."""
     net = Net()
