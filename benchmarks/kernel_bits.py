@@ -26,15 +26,13 @@ from tests.support.stages import random_frame
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.report import TextTable
-from tvm_pipeline_kernels.relay.schedules.choices import Choice, Choices, Workload, possible_choices
+from tvm_pipeline_kernels.choices import Choice, Choices, Workload, possible_choices
+from tvm_pipeline_kernels.tuning.targets import cores_of
 from tvm_pipeline_tvm.host.detection import missing_features
 from tvm_pipeline_tvm.relay.build import compile_module
 from tvm_pipeline_tvm.relay.compiled import RelayModel
 from tvm_pipeline_tvm.relay.importer import import_model
 from tvm_pipeline_tvm.relay.library import load_library
-
-import tvm  # isort: skip
-from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
 TARGETS = ("llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v4")
 CHOICE = 2  # by the rule's estimate; that of the rule is 0
@@ -98,9 +96,8 @@ def compile_into(folder: Path, model: Model, target: str, choices: Choices, tole
 
 def other_choices(workloads: Iterable[Workload], target: str) -> dict[Workload, Choice]:
     """Return another choice than the static rule's for each convolution that has one."""
-    with tvm.target.Target(target):
-        lanes = get_simd_32bit_lanes()
-    possible = {workload: possible_choices(workload, lanes) for workload in workloads}
+    cores = cores_of(target)
+    possible = {workload: possible_choices(workload, cores) for workload in workloads}
     return {w: choices[min(CHOICE, len(choices) - 1)] for w, choices in possible.items() if len(choices) > 1}
 
 

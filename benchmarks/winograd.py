@@ -40,15 +40,17 @@ from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import TOLERANCE
 from tvm_pipeline.report import TextTable
-from tvm_pipeline_kernels.relay.schedules.choices import (
+from tvm_pipeline_kernels.choices import (
     Choice,
     is_winograd,
     possible_choices,
     static_choice,
     winograd_choices,
 )
-from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
-from tvm_pipeline_kernels.relay.tuning.tasks import Task, optimized, tasks_of
+from tvm_pipeline_kernels.relay.tuning.emitter import compile_candidates
+from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
+from tvm_pipeline_kernels.tuning.candidates import Candidate, Stopwatch, Task
+from tvm_pipeline_kernels.tuning.targets import cores_of
 from tvm_pipeline_kernels.winograd import Winograd
 from tvm_pipeline_tvm.float64 import worst_error
 from tvm_pipeline_tvm.host.detection import host_target
@@ -60,7 +62,6 @@ from tvm_pipeline_tvm.relay.reference import in_float64
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
-from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
 LAYERS = (
     *((16, 64, 55), (32, 128, 27), (48, 192, 13), (64, 256, 13), (32, 32, 80), (64, 64, 80), (128, 128, 40)),
@@ -122,10 +123,9 @@ def layer(
     body = relay.nn.relu(relay.nn.conv2d(x, relay.const(weights), **options))
     mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], body)))
     [task] = tasks_of(optimized(mod, target))
-    with target:
-        lanes = get_simd_32bit_lanes()
-    choices = [possible_choices(task.workload, lanes)[0], *winograd_choices(task.workload, lanes)][:most]
-    ruled = static_choice(task.workload, lanes, winograd=True)
+    cores = cores_of(described)
+    choices = [possible_choices(task.workload, cores)[0], *winograd_choices(task.workload, cores)][:most]
+    ruled = static_choice(task.workload, cores, winograd=True)
     seconds = _seconds(task, choices, target)
     expected = _direct(data, weights)
     rows, right = [], True
@@ -150,7 +150,7 @@ def _form(form: Winograd) -> str:
 def _seconds(task: Task, choices: list[Choice], target: tvm.target.Target) -> list[float]:
     candidates = [Candidate(task.workload, choice, task.functions) for choice in choices]
     compile_candidates(candidates, target)
-    watch = Stopwatch()
+    watch = Stopwatch(tvm.nd.array)
     for _ in range(20):
         for candidate in candidates:
             watch.time(candidate)

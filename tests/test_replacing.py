@@ -14,7 +14,7 @@ import pytest
 from tests.support.power_failure import emulated_disk
 from tvm_pipeline.errors import PipelineError, RunError
 from tvm_pipeline.files import replacing, write_bytes
-from tvm_pipeline_tvm.relay.child_process import ChildReport, run_child
+from tvm_pipeline_tvm.child_process import ChildReport, run_child
 
 
 @contextmanager

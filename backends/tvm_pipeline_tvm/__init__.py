@@ -17,6 +17,7 @@ agreement.py        the libraries of one model compute the same, which is checke
 padded_channels.py  which convolutions get more output channels
 kernel_order.py     the order of kernels that needs the least memory
 weights_file.py     weights as a file that every process maps
+child_process.py    a process for what may end it, or hang in it, and threads that can be stopped
 library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew
 machine_code.py     which processor the code of a library is for
 linking.py          compiled code becomes a shared library, for this machine's processor or another

@@ -60,6 +60,13 @@ LEAST_VECTORS = 6  # of a band
 MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
 
 
+class Cores(NamedTuple):
+    """What cores have: float32 numbers in a vector, and registers of vectors."""
+
+    lanes: int
+    registers: int
+
+
 class Tile(NamedTuple):
     """A register tile: channel blocks, rows and columns of the output."""
 

@@ -125,7 +125,7 @@ class HostBackend(Backend):
             PlatformError: Relax is installed, whose kernels have fixed schedules.
         """
         kernels = tuner(device)
-        from tvm_pipeline_tvm.relay.child_process import stoppable_pool
+        from tvm_pipeline_tvm.child_process import stoppable_pool
 
         def search() -> TuningReport:
             bind(replace(device, cores=device.cores[:1]))

@@ -12,7 +12,6 @@ infer_once.py          types are inferred once for each function
 fold_table.py          what numpy computes of Relay's operators
 reference.py           what a module computes in float64, and how far a library is from it
 child.py               a compile in a process of its own, which TVM or LLVM may end
-child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs
 distinct_outputs.py    each output of a model is a tensor of its own
 channels_first.py      images are stored channels first, as fast convolutions read them

@@ -25,8 +25,8 @@ import msgspec
 from tvm_pipeline import errors
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.processes import Child
+from tvm_pipeline_tvm.child_process import ChildReport, last_words, reporting, run_child
 from tvm_pipeline_tvm.kernel_sets import Choices, choices_of
-from tvm_pipeline_tvm.relay.child_process import ChildReport, last_words, reporting, run_child
 
 CODE = "making code"  # the stage of a compile in which LLVM runs
 

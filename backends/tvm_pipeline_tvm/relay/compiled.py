@@ -24,6 +24,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline_tvm.child_process import stoppable_pool
 from tvm_pipeline_tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline_tvm.devices.cuda_compiler import check_code
 from tvm_pipeline_tvm.devices.cuda_events import device_clock
@@ -33,7 +34,6 @@ from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, in
 from tvm_pipeline_tvm.devices.transfer_times import time_transfers
 from tvm_pipeline_tvm.kernel_sets import Choices, relay_kernels
 from tvm_pipeline_tvm.relay.build import build_library
-from tvm_pipeline_tvm.relay.child_process import stoppable_pool
 from tvm_pipeline_tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline_tvm.relay.executor import Slice
 from tvm_pipeline_tvm.relay.importer import import_model

@@ -12,9 +12,11 @@ from tvm_pipeline import Device, Model
 from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_kernels.relay.schedules import own_schedules
-from tvm_pipeline_kernels.relay.schedules.choices import following
+from tvm_pipeline_kernels.relay.schedules.choice_context import following
 from tvm_pipeline_kernels.relay.schedules.lowering import elementary_functions, marked_loops
-from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks, tuner, tuning_records
+from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks
+from tvm_pipeline_kernels.relay.tuning.emitter import RelayEmitter
+from tvm_pipeline_kernels.tuning import tuner, tuning_records
 from tvm_pipeline_tvm.devices.targets import has_own_memory
 from tvm_pipeline_tvm.kernel_sets import Choices, RelayKernels
 
@@ -50,7 +52,7 @@ class OwnRelayKernels(RelayKernels):
         return tasks.is_winograd(function)
 
     def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
-        return tuner.tune(model, target, seconds, guide)
+        return tuner.tune(RelayEmitter(model, target), seconds, guide)
 
     def tune_gpu(
         self,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tvm.target import Target, codegen
 
+from tvm_pipeline_kernels.tiles import Cores
 
-class Cores(NamedTuple):
-    """What the cores of a target have: float32 numbers in a vector, and registers of vectors."""
-
-    lanes: int
-    registers: int
+__all__ = ["Cores", "cores_of"]
 
 
 _BY_FEATURE = {"avx512bw": Cores(16, 32), "avx2": Cores(8, 16), "fp-armv8": Cores(4, 32)}  # the first that there is

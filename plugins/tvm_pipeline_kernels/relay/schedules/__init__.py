@@ -13,7 +13,7 @@ lowering.py          what no schedule can say: tiles in registers, weights fetch
 pooling.py           pooling in blocked layout: sums and maxima in registers, the division in their loop
 concatenate.py       concatenations of channels: one pass, with what is fused to them
 anchor.py            the operator that a schedule is about, among what is fused to it
-choices.py           what tuning may choose of convolutions
+choice_context.py    where TOPI finds what tuning chose of convolutions
 device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have

@@ -23,7 +23,7 @@ from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline_kernels.relay.schedules.anchor import anchors
-from tvm_pipeline_kernels.relay.schedules.choices import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
 from tvm_pipeline_kernels.tiles import matrix_tile
 
 TAG = "own_batch_matmul"

@@ -24,8 +24,9 @@ from tvm.autotvm.task.space import SplitEntity
 from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.utils import get_const_tuple
 
+from tvm_pipeline_kernels.choices import CONV2D
 from tvm_pipeline_kernels.relay.schedules import lowering
-from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, REGISTERS, chosen
+from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS, chosen
 from tvm_pipeline_kernels.tiles import Tile, byte_block, channel_block, register_tile
 
 

@@ -26,7 +26,7 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.generic.conv2d import conv2d_alter_int8_common
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline_kernels.relay.schedules.choices import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
 from tvm_pipeline_kernels.relay.schedules.conv2d import in_tiles
 from tvm_pipeline_kernels.tiles import byte_block, register_tile
 from tvm_pipeline_tvm.relay.int8 import dot_product, has_vnni

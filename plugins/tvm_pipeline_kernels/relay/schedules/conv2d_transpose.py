@@ -29,7 +29,7 @@ from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline_kernels.relay.schedules.anchor import anchors
-from tvm_pipeline_kernels.relay.schedules.choices import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
 from tvm_pipeline_kernels.tiles import Phases, channel_block, register_tile
 
 TAG = "conv2d_transpose_by_phases"

@@ -27,15 +27,18 @@ from tvm.relay.op.strategy.generic import conv2d_winograd_without_weight_transfo
 from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple, traverse_inline
 
-from tvm_pipeline_kernels.relay.schedules.choices import (
+from tvm_pipeline_kernels.choices import (
     CONV2D,
     Choice,
-    active_choice,
-    active_tolerance,
     is_for_winograd,
     is_winograd,
     winograd_by_rule,
     winograd_choices,
+)
+from tvm_pipeline_kernels.relay.schedules.choice_context import (
+    active_choice,
+    active_tolerance,
+    current_cores,
     winograd_workload,
 )
 from tvm_pipeline_kernels.relay.schedules.conv2d import applies
@@ -68,14 +71,14 @@ def alter(attrs: Any, inputs: Sequence[relay.Expr], types: Sequence[Any]) -> rel
     workload = (CONV2D, *tensors, *window, "NCHW", "NCHW", data[1])
     if kernel[1] != "float32" or not is_for_winograd(workload):
         return None
-    lanes, chosen = tvm.target.x86.get_simd_32bit_lanes(), active_choice(workload)
-    forms = winograd_by_rule(workload, lanes) if chosen is None else [chosen]
+    cores, chosen = current_cores(), active_choice(workload)
+    forms = winograd_by_rule(workload, cores) if chosen is None else [chosen]
     # A library aligns with others only if the weights are transformed now.
     weights = _constant(inputs[1]) if any(map(is_winograd, forms)) else None
     form = None if weights is None else first_within([Winograd(*one) for one in forms], weights, tolerance)
     if weights is None or form is None:
         return None
-    transformed = relay.const(packed(weights, form.winograd, lanes))
+    transformed = relay.const(packed(weights, form.winograd, cores.lanes))
     return _operator(inputs[0], transformed, attrs, kernel[0][0], form)
 
 
@@ -156,8 +159,7 @@ def _compute(attrs: Any, inputs: Sequence[te.Tensor], _: Any) -> list[te.Tensor]
     workload = winograd_workload(*shapes, *window)
     chosen = active_choice(workload)
     if not is_winograd(chosen) or chosen[0] != attrs.tile_size:
-        lanes = tvm.target.x86.get_simd_32bit_lanes()
-        chosen = next(form for form in winograd_choices(workload, lanes) if form[0] == attrs.tile_size)
+        chosen = next(form for form in winograd_choices(workload, current_cores()) if form[0] == attrs.tile_size)
     return [compute(data, weights, attrs.get_int_tuple("padding"), Winograd(*chosen))]
 
 

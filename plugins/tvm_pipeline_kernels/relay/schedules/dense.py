@@ -13,7 +13,7 @@ from typing import Any
 from tvm.autotvm.task.space import SplitEntity
 from tvm.target.x86 import get_simd_32bit_lanes
 
-from tvm_pipeline_kernels.relay.schedules.choices import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
 from tvm_pipeline_kernels.tiles import dense_tile
 
 FEW = 4  # tiles that one task computes at most, along each axis, where their number is even

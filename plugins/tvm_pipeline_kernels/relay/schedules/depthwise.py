@@ -17,7 +17,8 @@ from typing import Any
 
 from tvm import te
 
-from tvm_pipeline_kernels.relay.schedules.choices import DEPTHWISE, chosen
+from tvm_pipeline_kernels.choices import DEPTHWISE
+from tvm_pipeline_kernels.relay.schedules.choice_context import chosen
 from tvm_pipeline_kernels.relay.schedules.conv2d import applies
 from tvm_pipeline_kernels.tiles import Band, band_rule
 

@@ -19,7 +19,8 @@ from tvm import relay
 
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline_kernels.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
-from tvm_pipeline_kernels.relay.tuning.candidates import lowered, shapes_of
+from tvm_pipeline_kernels.relay.tuning.emitter import lowered, shapes_of
+from tvm_pipeline_kernels.tuning.candidates import Shapes
 from tvm_pipeline_tvm.machine_code import load_kernels
 from tvm_pipeline_tvm.relay.fold import building
 from tvm_pipeline_tvm.tvm_errors import reason
@@ -29,8 +30,6 @@ SAMPLE_S = 2e-3  # calls are repeated for as long
 _MOST_CALLS = 50
 _SLOW_S = 0.2  # a kernel that takes longer is timed once
 HOPELESS = 3.0  # times as slow as the best: one call tells enough
-
-Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from tvm_pipeline import Device, Model
 from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline_kernels.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
-from tvm_pipeline_tvm.relay.child_process import ChildReport, last_words, reporting, run_child
+from tvm_pipeline_tvm.child_process import ChildReport, last_words, reporting, run_child
 
 MOST_DEATHS = 5  # of children in one search
 

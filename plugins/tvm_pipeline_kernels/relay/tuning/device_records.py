@@ -20,7 +20,7 @@ import msgspec
 import tvm
 
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline_kernels.relay.schedules.choices import AnyChoices
+from tvm_pipeline_kernels.relay.schedules.choice_context import AnyChoices
 from tvm_pipeline_kernels.relay.schedules.device_choices import (
     DEFAULT,
     DeviceChoice,
@@ -29,7 +29,7 @@ from tvm_pipeline_kernels.relay.schedules.device_choices import (
     text_of,
     workload_of_text,
 )
-from tvm_pipeline_kernels.relay.tuning.tuning_records import (
+from tvm_pipeline_kernels.tuning.tuning_records import (
     VERSION,
     Line,
     OtherGenerationError,

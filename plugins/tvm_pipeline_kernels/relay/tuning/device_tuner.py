@@ -42,9 +42,11 @@ from tvm_pipeline_kernels.relay.tuning.device_records import (
     proven_choices,
     read_device_records,
 )
-from tvm_pipeline_kernels.relay.tuning.race import COMPARISONS, ROUNDS, DeviceRunner, Times, race_on, winners
-from tvm_pipeline_kernels.relay.tuning.tasks import Task, device_tasks_of, optimized
-from tvm_pipeline_kernels.relay.tuning.tuner import figures
+from tvm_pipeline_kernels.relay.tuning.runners import DeviceRunner
+from tvm_pipeline_kernels.relay.tuning.tasks import device_tasks_of, optimized
+from tvm_pipeline_kernels.tuning.candidates import Task
+from tvm_pipeline_kernels.tuning.race import COMPARISONS, ROUNDS, Times, race, winners
+from tvm_pipeline_kernels.tuning.tuner import figures
 from tvm_pipeline_tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
 from tvm_pipeline_tvm.relay.build import as_compiled, build_library
 from tvm_pipeline_tvm.relay.fold import building
@@ -391,7 +393,8 @@ def _proven(
         rounds = min(max(fitting, COMPARISONS), ROUNDS) // COMPARISONS * COMPARISONS
         # Where one of them hangs here, the next search goes without them.
         pulse = partial(search.trying, tuple(choices.items()), PASS_S)
-        times = race_on(search.device, search.network.name, default, tuned, rounds, pulse)
+        runners = [DeviceRunner(search.network.name, library, search.device) for library in (default, tuned)]
+        times = race(runners, rounds, pulse)
         search.trying((), None)
         return times
 

@@ -7,44 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import tvm
 from tvm import autotvm, relay, te
 from tvm.relay.backend import te_compiler
 
+from tvm_pipeline_kernels.choices import CONV2D, DEPTHWISE, Workload
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
-from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload, winograd_workload
+from tvm_pipeline_kernels.relay.schedules.choice_context import plain_workload, winograd_workload
 from tvm_pipeline_kernels.relay.schedules.conv2d_winograd import WINOGRAD
 from tvm_pipeline_kernels.relay.schedules.device_choices import DeviceWorkload, text_of
+from tvm_pipeline_kernels.tuning.candidates import Task, W
 from tvm_pipeline_tvm.relay.fold import building
 from tvm_pipeline_tvm.relay.macs import macs
 from tvm_pipeline_tvm.relay.splits import SplitByIndices
 
-W = TypeVar("W", Workload, DeviceWorkload)
-
 _TEMPLATES = {WINOGRAD: CONV2D, "nn.contrib_conv2d_NCHWc": CONV2D, "nn.contrib_depthwise_conv2d_NCHWc": DEPTHWISE}
 _ON_DEVICES = {"nn.conv2d", "nn.conv2d_transpose", "nn.dense", "nn.batch_matmul"}
-
-
-@dataclass(slots=True)
-class Task(Generic[W]):
-    """One workload of a network.
-
-    Attributes:
-        macs: multiply-accumulates of one call.
-        functions: the fused functions that hold it, which differ in what follows, each with its calls in the network.
-    """
-
-    workload: W
-    macs: int
-    functions: list[tuple[relay.Function, int]] = field(default_factory=list)
-
-    @property
-    def calls(self) -> int:
-        return sum(calls for _, calls in self.functions)
 
 
 def optimized(mod: tvm.IRModule, target: Any, params: dict[str, Any] | None = None) -> tvm.IRModule:

@@ -50,7 +50,7 @@ def test_tune_for_an_objective_says_how_the_plan_moved(cli, model):
 
 @pytest.mark.thorough
 def test_direct_sums_have_records_of_their_own(cli, model, tmp_path):
-    from tvm_pipeline_kernels.relay.tuning.tuning_records import records_file
+    from tvm_pipeline_kernels.tuning.tuning_records import records_file
 
     try:
         _tune_by_hand(model, winograd=True)
@@ -80,15 +80,12 @@ def test_a_tolerance_that_nobody_means_is_refused(cli, model, tmp_path, toleranc
 def _tune_by_hand(model, winograd=False):
     """Record other choices than the rule's, and faster than any that was measured, for models with a tolerance."""
     from tvm_pipeline.frontends import load
-    from tvm_pipeline_kernels.relay.schedules.choices import possible_choices, winograd_choices
-    from tvm_pipeline_kernels.relay.tuning.tuning_records import Record, append_record
+    from tvm_pipeline_kernels.choices import possible_choices, winograd_choices
+    from tvm_pipeline_kernels.tuning.targets import cores_of
+    from tvm_pipeline_kernels.tuning.tuning_records import Record, append_record
     from tvm_pipeline_tvm.relay.build import build_library
 
-    import tvm  # isort: skip
-    from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
-
-    with tvm.target.Target(host_target()):
-        lanes = get_simd_32bit_lanes()
+    cores = cores_of(host_target())
     for workload in set(build_library(load(model), host_target()).tuning.workloads.values()):
-        for choice in winograd_choices(workload, lanes)[-1:] if winograd else possible_choices(workload, lanes)[2:3]:
+        for choice in winograd_choices(workload, cores)[-1:] if winograd else possible_choices(workload, cores)[2:3]:
             append_record(host_target(), Record(workload, choice, 1e-9, proven=True, winograd=True))

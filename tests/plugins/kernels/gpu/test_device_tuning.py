@@ -52,11 +52,12 @@ from tvm_pipeline_kernels.relay.tuning.device_records import (
     recorded_device_choices,
 )
 from tvm_pipeline_kernels.relay.tuning.device_tuner import _DeviceSearch, _point, _State, _threads
-from tvm_pipeline_kernels.relay.tuning.race import COMPARISONS, race_on
+from tvm_pipeline_kernels.relay.tuning.runners import DeviceRunner
 from tvm_pipeline_kernels.relay.tuning.tasks import device_tasks_of, optimized
+from tvm_pipeline_kernels.tuning.race import COMPARISONS, race
+from tvm_pipeline_tvm.child_process import ChildReport, run_child
 from tvm_pipeline_tvm.devices.runtimes import ready_to_compile, ready_to_run
 from tvm_pipeline_tvm.gpu.gpu import bind
-from tvm_pipeline_tvm.relay.child_process import ChildReport, run_child
 from tvm_pipeline_tvm.relay.compiled import RelayModel
 from tvm_pipeline_tvm.relay.fold import building
 
@@ -177,7 +178,8 @@ def test_choices_have_the_bits_of_the_default_by_cuda(software_cuda: SoftwareCud
 def test_a_race_on_cuda_times_each_kernel_that_can_be_tuned(cpu: Device, gpu: Device) -> None:
     model = RelayModel.compile(network(), [gpu.target], bind, host=cpu.target)
     library, pulses = model.libraries[gpu.target], []
-    both = race_on(gpu, "whole", library, library, COMPARISONS, lambda: pulses.append(1))
+    runners = [DeviceRunner("whole", library, gpu) for _ in range(2)]
+    both = race(runners, COMPARISONS, lambda: pulses.append(1))
     assert len(pulses) == 2 * (COMPARISONS + 1)
     for times in both:
         assert times.workloads.keys() == set(library.tuning.workloads.values())

@@ -23,9 +23,11 @@ from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import TunedKernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, DEPTHWISE, Choice, Workload, possible_choices
+from tvm_pipeline_kernels.choices import CONV2D, DEPTHWISE, Choice, Workload, possible_choices
 from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
-from tvm_pipeline_kernels.relay.tuning.tuning_records import Record, append_record
+from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tuning.targets import cores_of
+from tvm_pipeline_kernels.tuning.tuning_records import Record, append_record
 from tvm_pipeline_tvm.relay.build import build_library
 from tvm_pipeline_tvm.relay.compiled import RelayModel
 from tvm_pipeline_tvm.relay.fold import fast_build
@@ -33,7 +35,6 @@ from tvm_pipeline_tvm.relay.library import TUNING, Library, load_library
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
-from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
 HERE = list(filter(runs_here, LEVELS))
@@ -44,10 +45,8 @@ pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 p
 
 def random_choices(mod: tvm.IRModule, params: dict[str, Any], target: str, random: Random) -> dict[Workload, Choice]:
     """Return another choice than the static rule's for each workload that has one."""
-    with tvm.target.Target(target):
-        lanes = get_simd_32bit_lanes()
     tasks = tasks_of(optimized(mod, target, params))
-    possible = {task.workload: possible_choices(task.workload, lanes)[1:] for task in tasks}
+    possible = {task.workload: possible_choices(task.workload, cores_of(target))[1:] for task in tasks}
     return {workload: random.choice(choices) for workload, choices in possible.items() if choices}
 
 
@@ -125,7 +124,7 @@ def test_a_workload_in_several_functions_is_one_task() -> None:
 
 def choose(library: Library, count: int) -> dict[Workload, Choice]:
     """Record another tile than the rule's for so many workloads of a library."""
-    chosen = {w: possible_choices(w, 8)[3] for w in sorted(set(library.tuning.workloads.values()))[:count]}
+    chosen = {w: possible_choices(w, Cores(8, 16))[3] for w in sorted(set(library.tuning.workloads.values()))[:count]}
     for workload, choice in chosen.items():
         append_record(TARGET, Record(workload, choice, 1e-5, proven=True))
     return chosen

@@ -13,7 +13,7 @@ from tests.plugins.kernels.cli.test_tuned_command import _tune_by_hand
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.frontends import load
-from tvm_pipeline_kernels.relay.tuning.tuning_records import records_file
+from tvm_pipeline_kernels.tuning.tuning_records import records_file
 from tvm_pipeline_tvm.host import backend
 from tvm_pipeline_tvm.host.detection import host_target
 

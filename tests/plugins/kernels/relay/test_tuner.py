@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,11 @@ from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline_kernels import tiles
-from tvm_pipeline_kernels.relay.schedules.choices import possible_choices
-from tvm_pipeline_kernels.relay.tuning import tuner
-from tvm_pipeline_kernels.relay.tuning.race import Times, winners
-from tvm_pipeline_kernels.relay.tuning.tuning_records import (
+from tvm_pipeline_kernels.choices import possible_choices
+from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tuning import tuner
+from tvm_pipeline_kernels.tuning.race import Runner, Times, winners
+from tvm_pipeline_kernels.tuning.tuning_records import (
     Record,
     append_record,
     read_records,
@@ -33,12 +34,11 @@ from tvm_pipeline_kernels.relay.tuning.tuning_records import (
 )
 from tvm_pipeline_tvm.relay.build import build_library
 from tvm_pipeline_tvm.relay.compiled import RelayModel
-from tvm_pipeline_tvm.relay.library import Library
 
 from tvm import relay  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
-LANES = 8
+CORES = Cores(8, 16)
 SECONDS = 250.0  # more than any of these needs: a search ends when nothing is left
 
 pytestmark = [
@@ -68,9 +68,9 @@ def outputs(model: Model) -> list[np.ndarray]:
     return model_outputs(compiled, run_stages(compiled, stages, random_frame(compiled.graph.inputs)))
 
 
-def twice_as_fast(_: str, default: Library, __: Library) -> tuple[Times, Times]:
+def twice_as_fast(runners: Sequence[Runner]) -> tuple[Times, Times]:
     """A race in which each kernel of the second library takes half of the time."""
-    workloads = set(default.tuning.workloads.values())
+    workloads = runners[0].times(np.ones((1, len(runners[0].run())))).workloads
 
     def times(seconds: float) -> Times:
         return Times(np.full(2, seconds), {workload: (np.full(2, seconds), 1) for workload in workloads})
@@ -139,7 +139,7 @@ def test_without_time_nothing_is_measured_and_what_was_searched_is_not_searched_
     assert not (own_cache / "tuning").exists()
     library = build_library(model, TARGET)
     for workload in set(library.tuning.workloads.values()):
-        choices = possible_choices(workload, LANES)
+        choices = possible_choices(workload, CORES)
         is_large = workload[2][1][1:] == (16, 3, 3)  # of a small one, a tile of one sum may be the best
         slowest = min(choices, key=np.prod) if is_large else choices[0]
         append_record(TARGET, Record(workload, slowest, 1e-9, proven=False))
@@ -148,7 +148,7 @@ def test_without_time_nothing_is_measured_and_what_was_searched_is_not_searched_
     assert "measured before" in report.stopped
     proven = [record for record in read_records(TARGET) if record.proven]
     assert {record.workload for record in proven} == set(library.tuning.workloads.values())
-    assert all(record.choice == possible_choices(record.workload, LANES)[0] for record in proven)
+    assert all(record.choice == possible_choices(record.workload, CORES)[0] for record in proven)
     assert build_library(model, TARGET).folder == library.folder
 
 

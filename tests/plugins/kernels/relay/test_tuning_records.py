@@ -17,16 +17,16 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline_kernels.relay.schedules.choices import (
+from tvm_pipeline_kernels.choices import (
     CONV2D,
     DEPTHWISE,
     Workload,
-    _chosen,
-    following,
     possible_choices,
 )
-from tvm_pipeline_kernels.relay.tuning import tuning_records
-from tvm_pipeline_kernels.relay.tuning.tuning_records import (
+from tvm_pipeline_kernels.relay.schedules.choice_context import _chosen, following
+from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tuning import tuning_records
+from tvm_pipeline_kernels.tuning.tuning_records import (
     Record,
     append_record,
     line_of,
@@ -38,7 +38,7 @@ from tvm_pipeline_kernels.relay.tuning.tuning_records import (
 from tvm import autotvm  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
-LANES = 8
+CORES = Cores(8, 16)
 
 
 def convolution(channels: int = 32, template: str = CONV2D) -> Workload:
@@ -51,7 +51,7 @@ def convolution(channels: int = 32, template: str = CONV2D) -> Workload:
 def record(workload: Workload | None = None, seconds: float = 1e-4, proven: bool = True, place: int = 3) -> Record:
     """Return a record of the choice at this place of all that are possible; 0 is the static rule's."""
     workload = workload or convolution()
-    return Record(workload, possible_choices(workload, LANES)[place], seconds, proven)
+    return Record(workload, possible_choices(workload, CORES)[place], seconds, proven)
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +188,7 @@ def test_the_fastest_proven_choice_applies() -> None:
     append_record(TARGET, record(first, seconds=1e-6, place=3, proven=False))
     append_record(TARGET, record(second, place=0))  # what the static rule makes anyway
     append_record(TARGET, record(third, proven=False))
-    assert recorded_choices(TARGET) == {first: possible_choices(first, LANES)[2]}
+    assert recorded_choices(TARGET) == {first: possible_choices(first, CORES)[2]}
 
 
 def test_threads_that_build_at_once_have_their_own_choices() -> None:

@@ -28,17 +28,20 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline_kernels import winograd
-from tvm_pipeline_kernels.relay.schedules.choices import (
+from tvm_pipeline_kernels.choices import (
     Choice,
     Workload,
     possible_choices,
     static_choice,
     winograd_choices,
 )
-from tvm_pipeline_kernels.relay.tuning import tuner
-from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, compile_candidates
+from tvm_pipeline_kernels.relay.tuning.emitter import compile_candidates
 from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
-from tvm_pipeline_kernels.relay.tuning.tuning_records import (
+from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tuning import tuner
+from tvm_pipeline_kernels.tuning.candidates import Candidate
+from tvm_pipeline_kernels.tuning.targets import cores_of
+from tvm_pipeline_kernels.tuning.tuning_records import (
     Record,
     append_record,
     read_records,
@@ -65,9 +68,8 @@ from tvm_pipeline_tvm.relay.reference import in_float64
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
-from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
-TARGET, LANES = "llvm -mcpu=x86-64-v3", 8
+TARGET, CORES = "llvm -mcpu=x86-64-v3", Cores(8, 16)
 LIMIT = {2: 2e-6, 4: 1e-5}  # of the largest output
 HERE = list(filter(runs_here, LEVELS[1:]))
 
@@ -160,7 +162,7 @@ def test_other_convolutions_have_no_choice(options: dict[str, Any]) -> None:
     shape = options["channels"], 16 // options["groups"], *options["kernel_size"]
     body = relay.nn.conv2d(relay.nn.relu(relay.var("data", shape=(1, 16, 12, 12))), weights(*shape), **options)
     for task in tasks_of(optimized(as_module(body), TARGET, weights.params)):
-        assert winograd_choices(task.workload, LANES) == []
+        assert winograd_choices(task.workload, CORES) == []
 
 
 def as_module(body: relay.Expr) -> tvm.IRModule:
@@ -178,11 +180,6 @@ def direct(data: Array, weights: Array, padding: tuple[int, ...]) -> Array:
 def imported(model: Model) -> tuple[tvm.IRModule, dict[str, Any]]:
     mod, params = import_model(model)
     return as_compiled(mod, params), params
-
-
-def lanes_of(target: str) -> int:
-    with tvm.target.Target(target):
-        return int(get_simd_32bit_lanes())
 
 
 @pytest.mark.quick_cases(1)
@@ -204,7 +201,7 @@ def test_values_are_within_the_stated_tolerance(target: str, size: int) -> None:
         expected = np.maximum(expected + weights.params["w1"].numpy()[:, None, None], 0) + 0.5
     mod = as_module(y)
     [task] = tasks_of(optimized(mod, target, weights.params))
-    forms = [form for form in winograd_choices(task.workload, lanes_of(target)) if form[0] == size]
+    forms = [form for form in winograd_choices(task.workload, cores_of(target)) if form[0] == size]
     choices = {task.workload: random.choice(forms)}
     library = fast_build(mod, target, weights.params, choices, tolerance=1e-4)
     assert "winograd" in " ".join(library.function_metadata.keys()), (choices, mod)
@@ -219,7 +216,7 @@ def test_what_follows_may_store_another_type() -> None:
     kernel = weights(16, 16, 3, 3)
     y = relay.nn.conv2d(relay.var("data", shape=tensor.shape), kernel, channels=16, kernel_size=(3, 3))
     [task] = tasks_of(optimized(as_module(y), TARGET, weights.params))
-    choices, frame = {task.workload: winograd_choices(task.workload, LANES)[0]}, random_frame([tensor])
+    choices, frame = {task.workload: winograd_choices(task.workload, CORES)[0]}, random_frame([tensor])
     library = fast_build(as_module(relay.cast(y, "float64")), TARGET, weights.params, choices, tolerance=1e-4)
     assert "winograd" in " ".join(library.function_metadata.keys())
     (found,) = run(library, frame)
@@ -237,8 +234,8 @@ def _no_records() -> Iterator[None]:
 
 def choose(library: Library) -> dict[Workload, Choice]:
     """Record a form of Winograd's algorithm that the static rule does not choose, for every workload that has one."""
-    workloads = [w for w in sorted(set(library.tuning.workloads.values())) if winograd_choices(w, LANES)]
-    chosen = {w: (set(winograd_choices(w, LANES)) - {static_choice(w, LANES, winograd=True)}).pop() for w in workloads}
+    workloads = [w for w in sorted(set(library.tuning.workloads.values())) if winograd_choices(w, CORES)]
+    chosen = {w: (set(winograd_choices(w, CORES)) - {static_choice(w, CORES, winograd=True)}).pop() for w in workloads}
     for workload, choice in chosen.items():
         append_record(TARGET, Record(workload, choice, 1e-5, proven=True, winograd=True))
     return chosen
@@ -354,7 +351,9 @@ def test_a_model_that_is_too_far_off_is_compiled_again(caplog: pytest.LogCapture
 def test_libraries_of_two_targets_align_where_one_has_it() -> None:
     targets = [TARGET, "llvm -mcpu=x86-64-v2"]
     for workload in choose(build_library(network(0.0), TARGET)):
-        append_record(targets[1], Record(workload, possible_choices(workload, 4)[0], 1e-5, proven=True, winograd=True))
+        append_record(
+            targets[1], Record(workload, possible_choices(workload, Cores(4, 16))[0], 1e-5, proven=True, winograd=True)
+        )
     try:
         model = RelayModel.compile(network(1e-4), targets, lambda _: None)
     finally:
@@ -380,10 +379,10 @@ def test_a_record_that_is_not_marked_applies_to_nothing(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         assert read_records(TARGET) == []
     assert "2 lines are no records of tuning" in caplog.text
-    tile = possible_choices(workload, LANES)[2]
+    tile = possible_choices(workload, CORES)[2]
     append_record(TARGET, Record(workload, tile, 1e-5, proven=True))
     assert recorded_choices(TARGET, winograd=True) == {}  # the static rule may be faster than the best of direct sums
-    rule = static_choice(workload, LANES, winograd=True)
+    rule = static_choice(workload, CORES, winograd=True)
     append_record(TARGET, Record(workload, rule, 1e-3, proven=True, winograd=True))
     assert recorded_choices(TARGET, winograd=True) == {}
     assert recorded_choices(TARGET) == {workload: tile}
@@ -415,7 +414,7 @@ def test_a_candidate_computes_what_the_library_will() -> None:
     weights = Weights()
     mod = as_module(weights.conv(relay.var("data", shape=(1, 16, 9, 11)), 32))
     [task] = tasks_of(optimized(mod, TARGET, weights.params))
-    choice = winograd_choices(task.workload, LANES)[0]
+    choice = winograd_choices(task.workload, CORES)[0]
     factory = fast_build(mod, TARGET, weights.params, {task.workload: choice}, tolerance=1e-4)
     candidate = Candidate(task.workload, choice, task.functions)
     compile_candidates([candidate], tvm.target.Target(TARGET))

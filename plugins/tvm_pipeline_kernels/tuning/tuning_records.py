@@ -18,23 +18,21 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import tvm
-from tvm.target.x86 import get_simd_32bit_lanes
 
 from tvm_pipeline.backends.cores import processor
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline_kernels.relay.schedules.choices import (
+from tvm_pipeline_kernels.choices import (
     GENERATION,
     KNOBS,
     WINOGRAD_KNOBS,
-    AnyChoices,
     Choice,
     Workload,
     is_for_winograd,
@@ -43,7 +41,9 @@ from tvm_pipeline_kernels.relay.schedules.choices import (
     static_choice,
     winograd_choices,
 )
-from tvm_pipeline_kernels.tiles import channel_block
+from tvm_pipeline_kernels.tiles import Cores, channel_block
+from tvm_pipeline_kernels.tuning.targets import cores_of, written
+from tvm_pipeline_tvm.installed_ir import installed_ir
 
 VERSION = 0.2  # of AutoTVM's format
 _log = logging.getLogger(__name__)
@@ -95,8 +95,12 @@ class Line(msgspec.Struct):
 
 
 def records_file(target: str, measured_on: str = "") -> Path:
-    """Return the file of what was measured for a target on a processor; on this one without its name."""
-    return file_of(f"{target} {measured_on or processor()}")
+    """Return the file of what was measured for a target on a processor; on this one without its name.
+
+    Relay and Relax have files of their own, since their schedules of a choice are not the same code.
+    """
+    ir = " relax" if installed_ir() == "relax" else ""  # files of before there was Relax name none
+    return file_of(f"{target} {measured_on or processor()}{ir}")
 
 
 def file_of(described: str) -> Path:
@@ -107,12 +111,8 @@ def file_of(described: str) -> Path:
 
 def read_records(target: str, measured_on: str = "") -> list[Record]:
     """Return what was measured for a target, on this processor unless another is named; log how many are skipped."""
-
-    def read(line: bytes) -> Record:
-        with tvm.target.Target(target):
-            return _record(line, target)
-
-    return read_lines(records_file(target, measured_on), read)
+    described, cores = written(target), cores_of(target)
+    return read_lines(records_file(target, measured_on), lambda line: _record(line, described, cores))
 
 
 def read_lines(file: Path, read: Callable[[bytes], T]) -> list[T]:
@@ -151,14 +151,12 @@ def recorded_choices(target: str, *, winograd: bool = False, measured_on: str = 
     )
     if winograd:
         best |= best_of(record for record in proven if record.winograd)
-    if not best:
-        return {}
-    with tvm.target.Target(target):
-        return {
-            workload: record.choice
-            for workload, record in best.items()
-            if record.choice != static_choice(workload, get_simd_32bit_lanes(), winograd=winograd)
-        }
+    cores = cores_of(target)
+    return {
+        workload: record.choice
+        for workload, record in best.items()
+        if record.choice != static_choice(workload, cores, winograd=winograd)
+    }
 
 
 def best_of(records: Iterable[R]) -> dict[Any, R]:
@@ -211,7 +209,7 @@ def append_line(file: Path, line: bytes) -> None:
         ) from error
 
 
-def digest_of(choices: AnyChoices) -> str:
+def digest_of(choices: Mapping[Any, Any]) -> str:
     """Return a digest of choices, whatever their order is; empty for none."""
     text = "\n".join(sorted(f"{GENERATION} {workload} {choice}" for workload, choice in choices.items()))
     return hashlib.sha256(text.encode()).hexdigest() if choices else ""
@@ -220,8 +218,7 @@ def digest_of(choices: AnyChoices) -> str:
 def line_of(target: str, record: Record) -> bytes:
     """Return a record as AutoTVM writes it, without the end of line."""
     template, data, kernel, *_ = record.workload
-    with tvm.target.Target(target) as parsed:
-        blocks = [channel_block(channels, get_simd_32bit_lanes()) for channels in (data[1][1], kernel[1][0])]
+    blocks = [channel_block(channels, cores_of(target).lanes) for channels in (data[1][1], kernel[1][0])]
     columns = record.choice[-1]
     knobs = WINOGRAD_KNOBS if is_winograd(record.choice) else KNOBS[template]
     entities = [
@@ -239,7 +236,7 @@ def line_of(target: str, record: Record) -> bytes:
     if record.winograd:
         entities.append(("own_winograd_allowed", "ot", True))
     line = {
-        "input": [str(parsed), template, record.workload[1:], {}],
+        "input": [written(target), template, record.workload[1:], {}],
         "config": {"index": -1, "code_hash": None, "entity": entities},
         "result": [[record.seconds], 0, 0.0, time.time()],
         "version": VERSION,
@@ -248,8 +245,8 @@ def line_of(target: str, record: Record) -> bytes:
     return json.dumps(line).encode()
 
 
-def _record(line: bytes, target: str) -> Record:
-    """Read one line; raise ValueError where it is no record of this target."""
+def _record(line: bytes, target: str, cores: Cores) -> Record:
+    """Read one line; raise ValueError where it is no record of this target, as `written` has it."""
     read = msgspec.json.decode(line, type=Line)
     knobs = {name: value for name, _, value in read.config.entity}
     generation, proven = knobs.get("own_generation"), knobs.get("own_proven")
@@ -258,7 +255,7 @@ def _record(line: bytes, target: str) -> Record:
     if generation != GENERATION:
         raise OtherGenerationError
     described, template, arguments, _ = read.input
-    if described != str(tvm.target.Target.current()):
+    if described != target:
         raise ValueError(f"it is for {described[:80]}, not for {target}")
     workload = msgspec.convert([template, *arguments], Workload)
     allowed = knobs.get("own_winograd_allowed", False) is True
@@ -266,7 +263,7 @@ def _record(line: bytes, target: str) -> Record:
     names = WINOGRAD_KNOBS if is_other else KNOBS[workload[0]]
     choice = msgspec.convert([knobs.get(name) for name in names], Choice)
     possible = winograd_choices if is_other and allowed else possible_choices
-    if choice not in possible(workload, get_simd_32bit_lanes()):
+    if choice not in possible(workload, cores):
         raise ValueError(f"{choice} is no tile of {workload}"[:300])
     [seconds], error, _, _ = read.result
     if error:

@@ -13,16 +13,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import tvm
-from tvm import relay
-from tvm.target.x86 import get_simd_32bit_lanes
 
 from tvm_pipeline import Model
 from tvm_pipeline.backends.contract import Guide, TuningReport
-from tvm_pipeline_kernels.relay.schedules.choices import (
+from tvm_pipeline_kernels.choices import (
     Choice,
     Choices,
     Workload,
@@ -31,20 +28,17 @@ from tvm_pipeline_kernels.relay.schedules.choices import (
     static_choice,
     winograd_choices,
 )
-from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
-from tvm_pipeline_kernels.relay.tuning.race import ROUNDS, Times, race, winners
-from tvm_pipeline_kernels.relay.tuning.tasks import Task, optimized, tasks_of
-from tvm_pipeline_kernels.relay.tuning.tuning_records import (
+from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tuning.candidates import Candidate, Stopwatch, Task
+from tvm_pipeline_kernels.tuning.race import ROUNDS, Runner, Times, race, winners
+from tvm_pipeline_kernels.tuning.tuning_records import (
     Record,
     append_record,
     best_of,
     read_records,
     recorded_choices,
 )
-from tvm_pipeline_tvm.relay.build import as_compiled, build_library
-from tvm_pipeline_tvm.relay.child_process import raise_if_stopped
-from tvm_pipeline_tvm.relay.importer import import_model
-from tvm_pipeline_tvm.relay.library import Library
+from tvm_pipeline_tvm.child_process import raise_if_stopped
 from tvm_pipeline_tvm.tvm_errors import reason
 
 CANDIDATES = 10  # of a workload, the choice of the static rule among them
@@ -56,22 +50,58 @@ WORTHWHILE = 0.01  # of the seconds of all convolutions: less is not searched fo
 _log = logging.getLogger(__name__)
 
 
-def tune(model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
+class Emitter(Protocol):
+    """What the search asks of an IR, for one model and one target.
+
+    Attributes:
+        network: what is tuned.
+        target: of CPU cores, as the platform has it.
+        cores: of the target.
+    """
+
+    network: Model
+    target: str
+    cores: Cores
+
+    def build(self, choices: Choices) -> Any:
+        """Return the library of the model under choices, perhaps from the cache."""
+
+    def workloads(self, library: Any) -> Mapping[str, Workload]:
+        """Return the workload of each function of a library that can be tuned."""
+
+    def tasks(self) -> list[Task[Workload]]:
+        """Return the workloads of the model, with the functions that hold them."""
+
+    def reference(self) -> Task[Workload]:
+        """Return a task that runs almost at the core's peak."""
+
+    def compile(self, candidates: Sequence[Candidate]) -> None:
+        """Give all candidates their kernels, in one compilation; raise RuntimeError where TVM cannot."""
+
+    def tensor(self, array: Any) -> Any:
+        """Return an array as kernels take it."""
+
+    def runner(self, library: Any) -> Runner:
+        """Return the whole network of a library as what runs node by node."""
+
+
+def tune(emitter: Emitter, seconds: float, guide: Guide | None = None) -> TuningReport:
     """Tune a model on the core that the thread is bound to; see `TuningReport` and `Backend.tune`.
 
     Raises:
         ModelError: TVM cannot import or compile the model.
         PipelineError: a record cannot be written.
     """
-    default = build_library(model, target, choices={})
+    model, target = emitter.network, emitter.target
+    default = emitter.build({})
     begin = time.monotonic()
-    workloads: set[Any] = set(default.tuning.workloads.values())
+    workloads: set[Any] = set(emitter.workloads(default).values())
     known = (record for record in read_records(target) if record.winograd == (model.tolerance > 0))
     records = [record for record in known if record.workload in workloads]
     proven = best_of(record for record in records if record.proven)
     found = {workload: record for workload, record in best_of(records).items() if workload not in proven}
     wanted = workloads - proven.keys() - found.keys()
-    search = _Search(model, target, begin + seconds)
+    search = _Search(emitter, begin + seconds)
     if wanted and seconds > 0:
         search.run(wanted, guide or _everything(wanted))
         found.update(search.found)
@@ -81,7 +111,7 @@ def tune(model: Model, target: str, seconds: float, guide: Guide | None = None) 
         search.stopped = "all of it was measured before"
     else:
         search.stopped = "the model has no convolution of float32 that a schedule of ours computes"
-    times = _proven(model, default, found) if found and seconds > 0 else None
+    times = _proven(emitter, default, found) if found and seconds > 0 else None
     return TuningReport(
         model.name,
         target,
@@ -104,13 +134,12 @@ class _Search:
         stopped: why the search ended.
     """
 
-    def __init__(self, model: Model, target: str, deadline: float) -> None:
+    def __init__(self, emitter: Emitter, deadline: float) -> None:
         self.found: dict[Workload, Record] = {}
         self.candidates = 0
         self.stopped = ""
-        self._model, self._target, self._deadline = model, target, deadline
-        self._parsed = tvm.target.Target(target)
-        self._watch = Stopwatch()
+        self._emitter, self._model, self._deadline = emitter, emitter.network, deadline
+        self._watch = Stopwatch(emitter.tensor)
         self._defaults: dict[Workload, Candidate] = {}
 
     def run(self, wanted: Set[Workload], guide: Guide) -> None:
@@ -118,8 +147,7 @@ class _Search:
         begin = time.monotonic()
         raise_if_stopped()
         _log.info(f"looking for what to tune in {self._model.name}")
-        mod, params = import_model(self._model)
-        tasks = tasks_of(optimized(as_compiled(mod, params), self._parsed, params))
+        tasks = self._emitter.tasks()
         self._defaults = {task.workload: self._candidates(task)[0] for task in tasks}
         peak = self._time_defaults(list(self._defaults.values()))
         self._peak = max(peak, *(_speed(task, self._defaults[task.workload].seconds) for task in tasks))
@@ -160,9 +188,9 @@ class _Search:
 
     def _time_defaults(self, defaults: Sequence[Candidate]) -> float:
         """Time what the static rule chooses; return the core's peak, in multiply-accumulates a second."""
-        reference = max(tasks_of(optimized(_reference(), self._parsed)), key=lambda task: task.macs)
+        reference = self._emitter.reference()
         warm = self._candidates(reference)[0]
-        compile_candidates([*defaults, warm], self._parsed)
+        self._emitter.compile([*defaults, warm])
         for _ in range(WARM_RUNS):
             self._watch.time(warm, evicts=False)
         for default in defaults:
@@ -177,17 +205,16 @@ class _Search:
         return [Candidate(task.workload, choice, task.functions) for choice in self._choices(task)]
 
     def _choices(self, task: Task[Workload]) -> list[Choice]:
-        with self._parsed:
-            lanes = get_simd_32bit_lanes()
+        cores = self._emitter.cores
         taken: Counter[int] = Counter()
         spread: list[Choice] = []
-        for choice in possible_choices(task.workload, lanes):
+        for choice in possible_choices(task.workload, cores):
             if taken[choice[0]] <= CANDIDATES // 3 and len(spread) < CANDIDATES:
                 taken[choice[0]] += 1
                 spread.append(choice)
         allowed = self._model.tolerance > 0
-        forms = winograd_choices(task.workload, lanes) if allowed else []
-        rule = static_choice(task.workload, lanes, winograd=allowed)
+        forms = winograd_choices(task.workload, cores) if allowed else []
+        rule = static_choice(task.workload, cores, winograd=allowed)
         return [rule, *(choice for choice in (*spread, *forms) if choice != rule)]
 
     def _products(self, task: Task[Workload]) -> float:
@@ -210,7 +237,7 @@ class _Search:
         self.candidates += len(candidates)
         best = self._watch.halve([default, *finalists])
         record = Record(task.workload, best.choice, best.seconds / task.calls, False, self._model.tolerance > 0)
-        append_record(self._target, record)
+        append_record(self._emitter.target, record)
         self.found[task.workload] = record
         return default.seconds / best.seconds
 
@@ -219,16 +246,16 @@ class _Search:
         functions = default.functions
         if len(functions) == 1 or len(others) <= FINALISTS:
             if others:
-                compile_candidates(others, self._parsed)
+                self._emitter.compile(others)
             return list(others)
         most = max(range(len(functions)), key=lambda index: functions[index][1])
         tried = [Candidate(other.workload, other.choice, functions[most : most + 1]) for other in others]
-        compile_candidates(tried, self._parsed)
+        self._emitter.compile(tried)
         self._watch.halve(tried)
         tried.sort(key=lambda candidate: candidate.seconds)
         rest = [*functions[:most], *functions[most + 1 :]]
         left = [Candidate(best.workload, best.choice, rest) for best in tried[:FINALISTS]]
-        compile_candidates(left, self._parsed)
+        self._emitter.compile(left)
         return [
             Candidate(a.workload, a.choice, functions, [*b.kernels[:most], *a.kernels, *b.kernels[most:]])
             for a, b in zip(tried, left, strict=False)
@@ -241,38 +268,26 @@ def _everything(wanted: Set[Workload]) -> Guide:
     return lambda _: left.pop() if left else ()
 
 
-def _reference() -> tvm.IRModule:
-    """Return a convolution whose numbers stay in the near caches, so that it runs almost at the core's peak."""
-    body = relay.var("data", shape=(1, 64, 14, 14))
-    for kernel in (3, 1):  # the second reads blocks, so that the first stores them
-        weights = relay.const(np.ones((64, 64, kernel, kernel), "float32"))
-        body = relay.nn.conv2d(body, weights, padding=[kernel // 2] * 2, channels=64, kernel_size=[kernel] * 2)
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
-
-
 def _speed(task: Task[Workload], seconds: float) -> float:
     """Return multiply-accumulates a second."""
     return task.macs * task.calls / seconds
 
 
-def _proven(model: Model, default: Library, found: Mapping[Workload, Record]) -> tuple[Times, Times] | None:
+def _proven(emitter: Emitter, default: Any, found: Mapping[Workload, Record]) -> tuple[Times, Times] | None:
     """Race what was found against the static rule, and record as proven what wins.
 
     Returns:
         The times without and with all that is tuned now; None where nothing new is.
     """
-    target = default.target
-    with tvm.target.Target(target):
-        lanes, allowed = get_simd_32bit_lanes(), model.tolerance > 0
-        rule = {workload: static_choice(workload, lanes, winograd=allowed) for workload in found}
+    model, target, allowed = emitter.network, emitter.target, emitter.network.tolerance > 0
+    rule = {workload: static_choice(workload, emitter.cores, winograd=allowed) for workload in found}
     before = recorded_choices(target, winograd=model.tolerance > 0)
 
     def raced(choices: Choices) -> tuple[Times, Times]:
-        tuned = build_library(model, target, choices={**before, **choices})
+        tuned = emitter.build({**before, **choices})
         raise_if_stopped()
         _log.info(f"comparing {model.name} with and without {len(choices)} tuned convolutions")
-        return race(model.name, default, tuned)
+        return race([emitter.runner(default), emitter.runner(tuned)])
 
     tried = {workload: record.choice for workload, record in found.items() if record.choice != rule[workload]}
     times = raced(tried) if tried else None

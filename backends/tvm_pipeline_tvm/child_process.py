@@ -1,4 +1,4 @@
-"""A child that reports: compiling (`child.py`) and kernels on a device (`tuning/device_child.py`) may end a process.
+"""A child that reports: compiling (`relay/child.py`) and kernels on a device may end a process.
 
 Kernels may also hang, so a report may say how long the parent may hear nothing.
 """
