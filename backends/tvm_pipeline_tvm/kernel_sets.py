@@ -19,13 +19,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.plugins import entry_points
 from tvm_pipeline_tvm.installed_ir import installed_ir
 
 if TYPE_CHECKING:
     from tvm_pipeline.backends.contract import Guide, TuningReport
+    from tvm_pipeline.core.platform import Device
     from tvm_pipeline_tvm.installed_ir import Ir
 
 GROUP = "tvm_pipeline.kernels"
@@ -40,8 +40,8 @@ Legalization: TypeAlias = Callable[[Any, Any], Any]
 GpuRule: TypeAlias = Callable[[Any, Any], "tuple[Any, str] | None"]
 
 
-class _Kernels:
-    """What kernels of both IRs have.
+class Kernels:
+    """What kernels of both IRs have: tuning, of which TVM's own have none.
 
     Attributes:
         key: of the cache. It changes whenever the guest compiles kernels otherwise.
@@ -49,9 +49,37 @@ class _Kernels:
 
     key = OWN
 
+    def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:
+        """Return what tuning recorded for a target, with the index of its device if it is a GPU's.
 
-class RelayKernels(_Kernels):
-    """Schedules and tuning for what Relay compiles; this class itself is TVM's own schedules, without tuning."""
+        Args:
+            tolerance: with 0, only choices that keep each sum as it is.
+            measured_on: the processor of a CPU's target; this machine's without it.
+
+        Raises:
+            PlatformError: TVM cannot use such a GPU here.
+        """
+        return {}
+
+    def digest_of(self, choices: Choices) -> str:
+        """Return a digest of choices for the cache, whatever their order is."""
+        return ""
+
+    def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
+        """Search on the core that the thread is bound to; see `Backend.tune`."""
+        _refuse_to_tune(model)
+
+    def tuning_records(self, target: str) -> list[bytes]:
+        """Return what tuning recorded for a target on this processor, for another machine that compiles for it."""
+        return []
+
+    def take_tuning_records(self, target: str, measured_on: str, lines: Iterable[bytes]) -> int:
+        """Keep what tuning recorded on another processor; return how many lines are new."""
+        return 0
+
+
+class RelayKernels(Kernels):
+    """Schedules for what Relay compiles; this class itself is TVM's own."""
 
     def building(self, choices: Choices, tolerance: float = 0.0) -> AbstractContextManager[None]:
         """Return a context in which `relay.build` uses the guest's schedules, with what tuning chose of them.
@@ -74,29 +102,9 @@ class RelayKernels(_Kernels):
         """Return what tuning calls a fused function; None if tuning cannot make the function faster."""
         return None
 
-    def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:
-        """Return what tuning recorded for a target, with the index of its device if it is a GPU's.
-
-        Args:
-            tolerance: with 0, only choices that keep each sum as it is.
-            measured_on: the processor of a CPU's target; this machine's without it.
-
-        Raises:
-            PlatformError: TVM cannot use such a GPU here.
-        """
-        return {}
-
-    def digest_of(self, choices: Choices) -> str:
-        """Return a digest of choices for the cache, whatever their order is."""
-        return ""
-
     def is_winograd(self, function: Any) -> bool:
         """Return whether a fused function is computed by Winograd's algorithm, whose rounding errors are its own."""
         return False
-
-    def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
-        """Search on the core that the thread is bound to; see `Backend.tune`."""
-        _refuse_to_tune(model)
 
     def tune_gpu(
         self,
@@ -116,16 +124,8 @@ class RelayKernels(_Kernels):
         """
         _refuse_to_tune(model)
 
-    def tuning_records(self, target: str) -> list[bytes]:
-        """Return what tuning recorded for a target on this processor, for another machine that compiles for it."""
-        return []
 
-    def take_tuning_records(self, target: str, measured_on: str, lines: Iterable[bytes]) -> int:
-        """Keep what tuning recorded on another processor; return how many lines are new."""
-        return 0
-
-
-class RelaxKernels(_Kernels):
+class RelaxKernels(Kernels):
     """Schedules for what Relax compiles; this class itself is TVM's own.
 
     Attributes:
@@ -134,11 +134,12 @@ class RelaxKernels(_Kernels):
 
     tir_pipeline = "default"
 
-    def layouts(self, target: Any, tolerance: float = 0.0) -> Sequence[Any]:
+    def layouts(self, target: Any, tolerance: float, choices: Choices) -> Sequence[Any]:
         """Return passes over a simplified module before its operators are legalised.
 
         Args:
             tolerance: as in `RelayKernels.building`.
+            choices: of tuning.
         """
         return ()
 
@@ -149,6 +150,10 @@ class RelaxKernels(_Kernels):
     def scheduled(self, function: Any, target: Any) -> tuple[Any, str]:
         """Return a fused function scheduled for CPU cores, and the name of the rule that did it."""
         return function, "default"
+
+    def workload_of(self, function: Any) -> Any | None:
+        """Return what tuning calls a function of TIR before it is scheduled; None if tuning cannot make it faster."""
+        return None
 
     def is_winograd(self, rule: str) -> bool:
         """Return whether the rule of this name computes a convolution by Winograd's algorithm."""
@@ -165,20 +170,15 @@ def relay_kernels() -> RelayKernels:
     return kernels
 
 
-def tuner(device: Device) -> RelayKernels:
-    """Return the kernels of Relay, for which tuning searches; raise PlatformError where Relax is installed."""
-    if installed_ir() != "relay":
-        raise PlatformError(
-            f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
-            "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
-        )
-    return relay_kernels()
-
-
 def relax_kernels() -> RelaxKernels:
     """Return the kernels that are installed for Relax, else TVM's own; raise as `relay_kernels`."""
     kernels: RelaxKernels = _installed("relax") or _OWN_OF_RELAX
     return kernels
+
+
+def installed_kernels() -> Kernels:
+    """Return the kernels of the IR that is installed; raise as `relay_kernels`."""
+    return relay_kernels() if installed_ir() == "relay" else relax_kernels()
 
 
 def hashable(value: Any) -> Any:

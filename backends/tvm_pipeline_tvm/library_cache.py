@@ -1,7 +1,8 @@
 """The cache of compiled libraries: one process compiles, others wait for it, and what is damaged is compiled anew.
 
 The sums of all files are compared whenever a library is taken from the cache: a bundle would make damage permanent.
-`kept_or_made` is all of it. `build.py` says where a library lies and how it is made.
+A library lies where its choices of tuning say, but for choices of other libraries' workloads: `tuned_or_made`. The
+`build.py` of each IR says how it is made.
 """
 
 from __future__ import annotations
@@ -9,17 +10,89 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from tvm_pipeline.errors import BundleError, PipelineError
-from tvm_pipeline.files import damaged, forget_oldest, locked
+from tvm_pipeline.files import damaged, forget_oldest, keep, locked, read_kept, replacing, seal
+from tvm_pipeline_tvm.kernel_sets import Choices, hashable
 
 LEAST_FREE_BYTES = 1 << 20  # with less free space than this, a failure to compile is the disk's
 MOST_BYTES = 16 << 30  # of libraries in the cache; what was used longest ago goes first
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+
+def tuned_or_made(
+    plain: Path,
+    what: str,
+    choices: Choices,
+    digest_of: Callable[[Choices], str],
+    load: Callable[[Path], T],
+    write: Callable[[Path, Choices], tuple[Iterable[Any], Choices]],
+) -> T:
+    """Return the library of these choices from the cache, or make it there; other arguments are of `kept_or_made`.
+
+    Args:
+        plain: where it lies without choices.
+        choices: of tuning, perhaps for workloads that the library does not have.
+        digest_of: returns a digest of choices, whatever their order is.
+        write: writes the library into a folder; returns its workloads, and the choices that it used.
+    """
+
+    def place() -> Path:
+        return _tuned_folder(plain, _own(plain, choices)[0], digest_of)
+
+    def make() -> Path:
+        own, is_sorted = _own(plain, choices)
+        folder = _tuned_folder(plain, own, digest_of) if is_sorted else plain.with_name(f"{plain.name}-new")
+        for left in (*plain.parent.glob(f".{plain.name}*"), plain.with_name(f"{plain.name}-new")):
+            shutil.rmtree(left, ignore_errors=True)  # by a process that was killed, since this one holds the lock
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            workloads, used = write(temporary, own)
+            seal(temporary)
+        keep(_workloads_file(plain), msgspec.json.encode(sorted(set(workloads))))
+        return folder if is_sorted else _moved(folder, _tuned_folder(plain, used, digest_of))
+
+    return kept_or_made(plain, what, place, load, make)
+
+
+def _own(plain: Path, choices: Choices) -> tuple[Choices, bool]:
+    """Return the choices for workloads of this library, and whether it is known which these are."""
+    known = _known_workloads(plain) if choices else None
+    if known is None:
+        return choices, not choices
+    return {workload: choice for workload, choice in choices.items() if workload in known}, True
+
+
+def _tuned_folder(plain: Path, choices: Choices, digest_of: Callable[[Choices], str]) -> Path:
+    """Return where a library lies: others' tuning does not move it, since `choices` are those of its own workloads."""
+    return plain.with_name(f"{plain.name}-{digest_of(choices)[:16]}") if choices else plain
+
+
+def _moved(folder: Path, target: Path) -> Path:
+    """Move a library to its place, unless one is there already."""
+    try:
+        os.replace(folder, target)
+    except OSError:
+        if not target.exists():
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def _workloads_file(plain: Path) -> Path:
+    return plain.with_suffix(".workloads.json")
+
+
+def _known_workloads(plain: Path) -> set[Any] | None:
+    """Return the workloads of a model that was compiled before; None where they are not known."""
+    content = read_kept(_workloads_file(plain))
+    return None if content is None else set(hashable(msgspec.json.decode(content, type=list[Any])))
 
 
 def kept_or_made(

@@ -83,13 +83,6 @@ def test_models_of_relay_name_the_environment_that_takes_them(
         assert f"needs TVM with Relay: run `{RELAY}` in an environment of its own" in " ".join(outcome.err.split())
 
 
-def test_tuning_is_relays_alone(net: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = run_command(capfd, monkeypatch, "tune", net)
-    assert outcome.code == 1
-    assert "tuning is Relay's alone" in outcome.err
-    assert RELAY in outcome.err
-
-
 def test_what_relay_compiled_is_refused_with_where_it_runs(net: Path, tmp_path: Path) -> None:
     """A saved model of before names no IR, and is Relay's."""
     model = RelaxModel.compile(load(net), ["llvm"], lambda _: None)

@@ -32,7 +32,7 @@ from tvm_pipeline_tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
 from tvm_pipeline_tvm.gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_tvm.gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
 from tvm_pipeline_tvm.installed_ir import RELEASES, described_version, installed_ir, installed_model
-from tvm_pipeline_tvm.kernel_sets import tuner
+from tvm_pipeline_tvm.kernel_sets import relay_kernels
 from tvm_pipeline_tvm.target_text import tvm_target
 
 if TYPE_CHECKING:
@@ -51,12 +51,19 @@ _POCL_THREADS = "POCL_MAX_PTHREAD_COUNT"
 _log = logging.getLogger(__name__)
 
 
+def _has_relay() -> bool:
+    try:
+        return installed_ir() == "relay"
+    except ImportError:
+        return False
+
+
 class GpuBackend(Backend):
     """GPUs of this machine, by CUDA and OpenCL."""
 
     name = "gpu"
     serves = (HOST,)
-    can_tune = True
+    can_tune = _has_relay()
 
     def detect(self) -> Sequence[Device]:
         """Return the GPUs; none without TVM, and none that is software, which is slower than the CPU itself."""
@@ -209,9 +216,15 @@ class GpuBackend(Backend):
 
         Raises:
             RunError: the GPU does not run the model, or too many candidates end the process that tries them.
-            PlatformError: Relax is installed, whose kernels have fixed schedules.
+            PlatformError: Relax is installed, whose kernels for GPUs have fixed schedules.
         """
-        kernels = tuner(device)
+        if not self.can_tune:
+            raise PlatformError(
+                f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, whose kernels for "
+                "GPUs have fixed schedules. Compile without tuning, or run `pip install 'tvm-pipeline[relay]'` in "
+                "another environment"
+            )
+        kernels = relay_kernels()
         only = None if guide is None else tuple(map(str, guide({})))
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
             return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, only)

@@ -30,7 +30,7 @@ from tvm_pipeline_tvm.host.detection import (
 )
 from tvm_pipeline_tvm.installed_ir import described as described_tvm
 from tvm_pipeline_tvm.installed_ir import described_version, installed_ir, installed_model
-from tvm_pipeline_tvm.kernel_sets import relay_kernels, tuner
+from tvm_pipeline_tvm.kernel_sets import installed_kernels
 from tvm_pipeline_tvm.target_text import other_processor
 
 if TYPE_CHECKING:
@@ -119,12 +119,8 @@ class HostBackend(Backend):
         return installed_model().rewriting(model)
 
     def tune(self, model: Model, device: Device, seconds: float, guide: Guide | None = None) -> TuningReport:
-        """Search for faster kernels on the first core of a device; see `Backend.tune`.
-
-        Raises:
-            PlatformError: Relax is installed, whose kernels have fixed schedules.
-        """
-        kernels = tuner(device)
+        """Search for faster kernels on the first core of a device; see `Backend.tune`."""
+        kernels = installed_kernels()
         from tvm_pipeline_tvm.child_process import stoppable_pool
 
         def search() -> TuningReport:
@@ -136,10 +132,10 @@ class HostBackend(Backend):
             return report
 
     def tuning_records(self, device: Device) -> list[str]:
-        return [line.decode(errors="replace") for line in relay_kernels().tuning_records(device.target)]
+        return [line.decode(errors="replace") for line in installed_kernels().tuning_records(device.target)]
 
     def take_tuning_records(self, device: Device, processor: str, lines: Sequence[str]) -> int:
-        return relay_kernels().take_tuning_records(device.target, processor, [line.encode() for line in lines])
+        return installed_kernels().take_tuning_records(device.target, processor, [line.encode() for line in lines])
 
     def bind(self, device: Device) -> None:
         """Bind the calling thread to the device's cores: for a backend that serves this one's devices."""

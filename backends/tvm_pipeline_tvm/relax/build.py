@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,13 @@ from tvm import tirx
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
-from tvm_pipeline.files import SUMS, cache_folder, linked, replacing, seal
+from tvm_pipeline.files import SUMS, cache_folder, linked
 from tvm_pipeline_tvm.devices.nvrtc import arch_of
 from tvm_pipeline_tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline_tvm.float64 import next_tolerance
-from tvm_pipeline_tvm.kernel_sets import MISSING, OWN, relax_kernels
+from tvm_pipeline_tvm.kernel_sets import MISSING, OWN, Choices, choices_of, hashable, relax_kernels
 from tvm_pipeline_tvm.kernels import Entry, Kernel
-from tvm_pipeline_tvm.library_cache import kept_or_made
+from tvm_pipeline_tvm.library_cache import tuned_or_made
 from tvm_pipeline_tvm.linking import check_linker, export_library
 from tvm_pipeline_tvm.machine_code import load_kernels
 from tvm_pipeline_tvm.overwriting import overwritable, overwritten
@@ -74,6 +74,8 @@ class _LibraryFile(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
     overwriting: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)  # earlier versions did not tell
     error: float | None = None
+    workloads: dict[str, Any] = msgspec.field(default_factory=dict)  # as the two before
+    choices: tuple[tuple[Any, Any], ...] = ()
 
 
 @dataclass(slots=True)
@@ -91,6 +93,8 @@ class Library:
         overwriting: of each function the positions of the arguments that its result may overwrite.
         error: of the outputs against float64 (`reference.py`), where Winograd's algorithm is used; None where that was
             not measured.
+        workloads: of each function that tuning can make faster.
+        choices: of tuning, for workloads of this library.
     """
 
     target: str
@@ -106,6 +110,8 @@ class Library:
     folder: Path
     overwriting: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error: float | None = None
+    workloads: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
     tensors: list[Any] = field(init=False)
     _functions: dict[str, Any] = field(init=False, default_factory=dict)
 
@@ -165,11 +171,14 @@ class Library:
                 (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
 
 
-def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool = False) -> Library:
+def build_library(
+    model: Model, target: str, host: str = "", choices: Choices | None = None, *, elsewhere: bool = False
+) -> Library:
     """Compile `model` for `target`, or take it from the cache.
 
     Args:
         host: the target of the code that launches the kernels of a GPU.
+        choices: of tuning, by workload; without them, those recorded here that the model allows.
         elsewhere: the code runs on another machine alone, so it is not loaded here.
 
     Raises:
@@ -183,18 +192,18 @@ def build_library(model: Model, target: str, host: str = "", *, elsewhere: bool 
         described += f"|{host}"
     if relax_kernels().key:  # libraries of before there were guests have none
         described += f"|{relax_kernels().key}"
-    folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    if choices is None:
+        choices = relax_kernels().recorded(target, tolerance=model.tolerance)
 
-    def make() -> Path:
-        mod = import_model(model)
-        with replacing(folder) as temporary:
-            temporary.mkdir()
-            compile_module(model.name, mod, target, temporary, host, tolerance=model.tolerance, elsewhere=elsewhere)
-            seal(temporary)
-        return folder
+    def write(folder: Path, own: Choices) -> tuple[Iterable[Any], Choices]:
+        mod, allowed = import_model(model), model.tolerance
+        saved = compile_module(model.name, mod, target, folder, host, own, tolerance=allowed, elsewhere=elsewhere)
+        return saved.workloads.values(), dict(saved.choices)
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)
-    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load, make)
+    what, digest_of = f"{model.name} for {target}", relax_kernels().digest_of
+    library = tuned_or_made(plain, what, choices, digest_of, load, write)
     for line in slow_operators(library):
         _log.info(f"{model.name} for {target}: {line}")
     return library
@@ -206,11 +215,14 @@ def compile_module(
     target: str,
     folder: Path,
     host: str = "",
+    choices: Choices | None = None,
     *,
     tolerance: float = 0.0,
     elsewhere: bool = False,
-) -> None:
+) -> _LibraryFile:
     """Compile an imported module and write the library into `folder`; errors are those of `build_library`.
+
+    Choices are taken as they are: none are read.
 
     Where kernels of other sums come into it (`Model.tolerance`), the error of its outputs is measured, unless it runs
     elsewhere. If that is too large, it is compiled again: each layer may then have a tenth of the error, and at last
@@ -224,15 +236,19 @@ def compile_module(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
     padded = pad_channels(simplified(mod))
-    allowed: float | None = tolerance
-    while allowed is not None:
-        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed)
+    allowed = tolerance
+    while True:
+        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed, choices or {})
         if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
-            return
+            return saved
         measure = partial(error_of, load_library(folder), padded)
-        error, allowed = next_tolerance(name, target, measure, tolerance, allowed)
-        (folder / INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(saved, error=error)))
-        for file in folder.iterdir() if allowed is not None else ():
+        error, next_allowed = next_tolerance(name, target, measure, tolerance, allowed)
+        saved = msgspec.structs.replace(saved, error=error)
+        (folder / INDEX).write_bytes(msgspec.json.encode(saved))
+        if next_allowed is None:
+            return saved
+        allowed = next_allowed
+        for file in folder.iterdir():
             file.unlink()
 
 
@@ -245,12 +261,16 @@ def _written(
     inputs: tuple[Tensor, ...],
     outputs: tuple[str, ...],
     tolerance: float,
+    choices: Choices,
 ) -> _LibraryFile:
     """Compile a simplified module, write all of its library, and return what its index says."""
     rules: dict[str, str] = {}
+    workloads: dict[str, Any] = {}
     try:
-        write = _write_cuda if has_own_memory(target) else partial(_write_cpu, tolerance=tolerance)
-        flat, overwriting = write(mod, target, host, folder, rules)
+        if has_own_memory(target):
+            flat, overwriting = _write_cuda(mod, target, host, folder, rules)
+        else:
+            flat, overwriting = _write_cpu(mod, target, folder, rules, workloads, tolerance, choices)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except PlatformError:
@@ -272,19 +292,27 @@ def _written(
         rules,
         sizes,
         overwriting,
+        workloads=workloads,
+        choices=tuple((one, choices[one]) for one in sorted(set(workloads.values())) if one in choices),
     )
     (folder / INDEX).write_bytes(msgspec.json.encode(saved))
     return saved
 
 
 def _write_cpu(
-    mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str], *, tolerance: float
+    mod: tvm.IRModule,
+    target: str,
+    folder: Path,
+    rules: dict[str, str],
+    workloads: dict[str, Any],
+    tolerance: float,
+    choices: Choices,
 ) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
     """Compile for CPU cores; return the kernels, and of each function what its result may overwrite."""
     compiler = tvm_target(target)
-    fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance)
+    fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance, choices=choices)
     flat = flat_module(fused)
-    functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
+    functions = functions_of(kernel_passes.kernels(fused, compiler, rules, workloads))
     overwriting: dict[str, tuple[int, ...]] = {}
     with tvm.transform.PassContext(instruments=[NoteOverwriting(overwriting)]):
         executable = tvm.compile(functions, target=compiler, tir_pipeline=relax_kernels().tir_pipeline)
@@ -374,6 +402,8 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
         folder,
         saved.overwriting,
         saved.error,
+        {name: hashable(workload) for name, workload in saved.workloads.items()},
+        choices_of(saved.choices),
     )
 
 

@@ -6,7 +6,9 @@ Next: `build.py`, which compiles, and `call_loop.py` and `cuda_loop.py`, which r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from tvm_pipeline_tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, kind_of
 from tvm_pipeline_tvm.devices.transfer_times import time_transfers
+from tvm_pipeline_tvm.kernel_sets import relax_kernels
 from tvm_pipeline_tvm.relax.build import Library, build_library, load_library
 from tvm_pipeline_tvm.relax.call_loop import Slice
 from tvm_pipeline_tvm.relax.cuda_kernels import ready_to_run
@@ -45,11 +48,13 @@ class RelaxModel(TvmModel[Library]):
     def build(
         model: Model, targets: Sequence[str], host: str, elsewhere: Mapping[str, str], *, tuned: bool, processor: str
     ) -> list[Library]:
-        """Compile for each target, see `TvmModel.build`; nothing is tuned."""
+        """Compile for each target; see `TvmModel.build`."""
         distinct = dict.fromkeys(map(compiler_target, targets))
+        recorded = partial(relax_kernels().recorded, tolerance=model.tolerance, measured_on=processor)
+        choices = {one: recorded(one) if tuned and not has_own_memory(one) else {} for one in distinct}
         if any(kind_of(one) == "cuda" and one not in elsewhere for one in distinct):
             ready_to_run()
-        return [build_library(model, one, host, elsewhere=one in elsewhere) for one in distinct]
+        return [build_library(model, one, host, choices[one], elsewhere=one in elsewhere) for one in distinct]
 
     @staticmethod
     def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
@@ -72,9 +77,23 @@ class RelaxModel(TvmModel[Library]):
             ) from error
 
     def tuned(self) -> list[TunedKernels]:
-        """Return what Winograd's algorithm computes, for each target where it does; nothing is tuned."""
+        """Return what is tuned or computed by Winograd's algorithm, for each target where anything is."""
         found = [(target, library, library.winograd()) for target, library in self.libraries.items()]
-        return [TunedKernels(target, 0, 0, count, library.error) for target, library, count in found if count]
+        return [
+            TunedKernels(target, len(one.choices), len(set(one.workloads.values())), winograd, one.error)
+            for target, one, winograd in found
+            if one.choices or winograd
+        ]
+
+    def kernels_to_tune(self, device: Device) -> dict[str, list[Any]]:
+        """Return the workloads of the operators that tuning can make faster."""
+        library, alignment = self._library(device)
+        found: dict[str, list[Any]] = {}
+        for name, kernels in alignment.kernels.items():
+            workloads = [library.workloads.get(library.calls[kernel].function) for kernel in kernels]
+            if known := [workload for workload in workloads if workload is not None]:
+                found[name] = known
+        return found
 
     def slow_operators(self, device: Device) -> list[str]:
         """Return the operators with much work that no fast schedule serves, in the graph's order."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import tvm
 from tvm import relax, te, tirx
 
-from tvm_pipeline_tvm.kernel_sets import relax_kernels
+from tvm_pipeline_tvm.kernel_sets import Choices, relax_kernels
 from tvm_pipeline_tvm.relax.pad_channels import pad_channels
 from tvm_pipeline_tvm.relax.simplify import simplified
 
@@ -45,17 +46,24 @@ def _extreme(kind: str, builder: Any, call: Any) -> Any:
 EXTREMES = {f"relax.{kind}": partial(_extreme, kind) for kind in ("max", "min")}
 
 
-def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False, tolerance: float = 0.0) -> tvm.IRModule:
+def fused(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    *,
+    apart: bool = False,
+    tolerance: float = 0.0,
+    choices: Choices = MappingProxyType({}),
+) -> tvm.IRModule:
     """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel.
 
     With `apart` concatenations that slices can do in place are kernels of their own; see `ConcatenationsApart`.
-    `tolerance` is that of `RelaxKernels.layouts`.
+    `tolerance` and `choices` are those of `RelaxKernels.layouts`.
     """
     installed = relax_kernels()
     with target:
         return tvm.transform.Sequential(
             [
-                *installed.layouts(target, tolerance),
+                *installed.layouts(target, tolerance, choices),
                 relax.transform.LegalizeOps(EXTREMES | dict(installed.legalizations(target))),
                 relax.transform.AnnotateTIROpPattern(),
                 *([ConcatenationsApart()] if apart else []),
@@ -88,12 +96,21 @@ class FuseKernels:
         return fused(pad_channels(simplified(one_block(mod))), self._target)
 
 
-def kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
-    """Return what `fused` gave as calls of scheduled kernels; `rules` is filled with the rule of each."""
+def kernels(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    rules: dict[str, str] | None = None,
+    workloads: dict[str, Any] | None = None,
+) -> tvm.IRModule:
+    """Return what `fused` gave as calls of scheduled kernels; `rules` and `workloads` are those of ScheduleKernels."""
+    schedule: Any = ScheduleKernels(target, rules, workloads)  # the decorator makes it a pass
+    return schedule(unscheduled(mod, target))
+
+
+def unscheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Return what `fused` gave as calls of kernels that have no schedule yet."""
     with target:
-        mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
-        schedule: Any = ScheduleKernels(target, rules)  # the decorator makes it a pass
-        return schedule(mod)
+        return tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
@@ -105,16 +122,26 @@ class ScheduleKernels:
     Args:
         target: the CPU cores that are compiled for.
         rules: is filled with the name of each function and of its rule.
+        workloads: is filled with the names of functions that tuning can make faster, and what it calls them.
     """
 
-    def __init__(self, target: tvm.target.Target, rules: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        rules: dict[str, str] | None = None,
+        workloads: dict[str, Any] | None = None,
+    ) -> None:
         self._target, self._rules = target, {} if rules is None else rules
+        self._workloads = {} if workloads is None else workloads
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         functions, installed = {}, relax_kernels()
         for symbol, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED):
-                function, self._rules[str(symbol.name_hint)] = installed.scheduled(function, self._target)
+                name, workload = str(symbol.name_hint), installed.workload_of(function)
+                if workload is not None:
+                    self._workloads[name] = workload
+                function, self._rules[name] = installed.scheduled(function, self._target)
                 function = function.with_attr(IS_SCHEDULED, True)
             functions[symbol] = function
         return tvm.IRModule(functions, attrs=mod.attrs)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ from tvm import relay
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.files import cache_folder, keep, read_kept, replacing, seal
+from tvm_pipeline.files import cache_folder, keep, read_kept
 from tvm_pipeline_tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline_tvm.devices.targets import has_own_memory, plain_target
 from tvm_pipeline_tvm.float64 import next_tolerance
-from tvm_pipeline_tvm.kernel_sets import MISSING, OWN, Choices, hashable, relay_kernels
-from tvm_pipeline_tvm.library_cache import kept_or_made
+from tvm_pipeline_tvm.kernel_sets import MISSING, OWN, Choices, relay_kernels
+from tvm_pipeline_tvm.library_cache import tuned_or_made
 from tvm_pipeline_tvm.linking import check_linker, export_library
 from tvm_pipeline_tvm.relay.channels_first import channels_first
 from tvm_pipeline_tvm.relay.child import compile_in_child
@@ -80,16 +78,15 @@ def build_library(
     plain = cache_folder() / "libraries" / _sha(described)
     if choices is None:
         choices = relay_kernels().recorded(target, tolerance=model.tolerance)
-    given = choices
 
-    def place() -> Path:
-        return _tuned_folder(plain, _own(plain, given)[0])
-
-    def make() -> Path:
-        return _make_library(model, target, host, plain, given, apart=apart, elsewhere=elsewhere)
+    def write(folder: Path, own: Choices) -> tuple[Iterable[Any], Choices]:
+        _compile_where_it_is_safe(model, target, host, folder, own, apart=apart, elsewhere=elsewhere)
+        tuning = read_tuning(folder)
+        return tuning.workloads.values(), dict(tuning.choices)
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)
-    return kept_or_made(plain, f"{model.name} for {target}", place, load, make)
+    what, digest_of = f"{model.name} for {target}", relay_kernels().digest_of
+    return tuned_or_made(plain, what, choices, digest_of, load, write)
 
 
 def _described(*what: str) -> str:
@@ -100,57 +97,6 @@ def _described(*what: str) -> str:
 
 def _sha(described: str) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:32]
-
-
-def _own(plain: Path, choices: Choices) -> tuple[Choices, bool]:
-    """Return the choices for workloads of this library, and whether it is known which these are."""
-    known = _known_workloads(plain) if choices else None
-    if known is None:
-        return choices, not choices
-    return {workload: choice for workload, choice in choices.items() if workload in known}, True
-
-
-def _make_library(
-    model: Model, target: str, host: str, plain: Path, choices: Choices, *, apart: bool, elsewhere: bool
-) -> Path:
-    """Compile into the cache; return the folder."""
-    choices, is_sorted = _own(plain, choices)
-    folder = _tuned_folder(plain, choices) if is_sorted else plain.with_name(f"{plain.name}-new")
-    for left in (*plain.parent.glob(f".{plain.name}*"), plain.with_name(f"{plain.name}-new")):
-        shutil.rmtree(left, ignore_errors=True)  # by a process that was killed, since this one holds the lock
-    with replacing(folder) as temporary:
-        temporary.mkdir()
-        _compile_where_it_is_safe(model, target, host, temporary, choices, apart=apart, elsewhere=elsewhere)
-        seal(temporary)
-    tuning = read_tuning(folder)
-    keep(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
-    return folder if is_sorted else _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
-
-
-def _tuned_folder(plain: Path, choices: Choices) -> Path:
-    """Return where a library lies: others' tuning does not move it, since `choices` are those of its own workloads."""
-    return plain.with_name(f"{plain.name}-{relay_kernels().digest_of(choices)[:16]}") if choices else plain
-
-
-def _moved(folder: Path, target: Path) -> Path:
-    """Move a library to its place, unless one is there already."""
-    try:
-        os.replace(folder, target)
-    except OSError:
-        if not target.exists():
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-    return target
-
-
-def _workloads_file(plain: Path) -> Path:
-    return plain.with_suffix(".workloads.json")
-
-
-def _known_workloads(plain: Path) -> set[Any] | None:
-    """Return the workloads of a model that was compiled before; None where they are not known."""
-    content = read_kept(_workloads_file(plain))
-    return None if content is None else set(hashable(msgspec.json.decode(content, type=list[Any])))
 
 
 def _compile_where_it_is_safe(

@@ -11,6 +11,7 @@
     vm = relax.VirtualMachine(executable, tvm.cpu())
 
 kernel_set.py     what the engine is given
+emitter.py        what tuning asks of Relax
 cpu_pipeline.py   a pipeline of passes for `tvm.compile`
 blocked.py        images in blocked layout, which fast convolutions read
 legalizations.py  products of matrices and softmax, made by the rules that schedule them

@@ -15,6 +15,7 @@ the attribute LAYOUT of the function that computes it; a function without it kee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,16 @@ import tvm
 from tvm import relax, topi
 
 from tvm_pipeline_kernels import winograd
+from tvm_pipeline_kernels.choices import (
+    CONV2D,
+    DEPTHWISE,
+    Choice,
+    Choices,
+    Workload,
+    is_winograd,
+    winograd_by_rule,
+    workload_of,
+)
 from tvm_pipeline_kernels.relax.schedules import (
     concatenate,
     conv2d,
@@ -31,9 +42,10 @@ from tvm_pipeline_kernels.relax.schedules import (
     group_conv2d,
     pooling,
 )
+from tvm_pipeline_kernels.relax.schedules.choice import attributes
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.tiles import channel_block
-from tvm_pipeline_kernels.winograd import KERNEL, Winograd, first_within, winograd_rule
+from tvm_pipeline_kernels.winograd import Winograd, first_within
 from tvm_pipeline_tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
 from tvm_pipeline_tvm.relax.kernel_walkers import LAYOUT
 from tvm_pipeline_tvm.relax.numpy_table import constant
@@ -64,21 +76,22 @@ class BlockedLayout:
     Args:
         cores: whose vectors the blocks are to fill.
         tolerance: the error that Winograd's algorithm may have in a layer, over its largest output; 0 forbids it.
+        choices: of tuning, for convolutions.
     """
 
-    def __init__(self, cores: Cores, tolerance: float = 0.0) -> None:
-        self._cores, self._tolerance = cores, tolerance
+    def __init__(self, cores: Cores, tolerance: float = 0.0, choices: Choices = MappingProxyType({})) -> None:
+        self._cores, self._tolerance, self._choices = cores, tolerance, choices
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        return _Rewriting(mod, self._cores, self._tolerance).finished()
+        return _Rewriting(mod, self._cores, self._tolerance, self._choices).finished()
 
 
 class _Rewriting:
     """Writes `main` anew; `forms` has each value under the layouts in which it is at hand."""
 
-    def __init__(self, mod: tvm.IRModule, cores: Cores, tolerance: float) -> None:
+    def __init__(self, mod: tvm.IRModule, cores: Cores, tolerance: float, choices: Choices) -> None:
         self._main, self._lanes = mod["main"], cores.lanes
-        self._cores, self._tolerance = cores, tolerance
+        self._cores, self._tolerance, self._choices = cores, tolerance, choices
         others = {symbol: function for symbol, function in mod.functions.items() if not function.same_as(self._main)}
         self._builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
         self._forms: dict[Any, dict[str, Any]] = {}
@@ -182,32 +195,34 @@ class _Rewriting:
             tuple(map(int, field)) for field in (attrs.strides, attrs.padding, attrs.dilation)
         )
         block = channel_block(outputs, self._lanes)
-        options = {"strides": strides, "padding": padding, "dilation": dilation}
-        if groups == 1:
-            if not self._current(data) and channels <= READ_PLAIN:
-                given, inner = self._plain(data), 1
-            else:
-                inner = _block(self._current(data)) or channel_block(channels, self._lanes)
-                given = self._blocked(data, inner)
-            form = self._winograd(weights, shape_of(call), options) if inner == block == self._lanes else None
-            if form:
-                packed = winograd.packed(weights, form.winograd, block)
-                options = {"padding": padding, "form": form}
-                return self._anchor(conv2d_winograd, given, packed, block, "conv2d", options)
-            packed = conv2d.packed(weights, inner, block)
-            return self._anchor(conv2d, given, packed, block, "conv2d", options)
-        if groups == channels == outputs:
+        options: dict[str, Any] = {"strides": strides, "padding": padding, "dilation": dilation}
+        if groups not in (1, channels) or (groups > 1 and channels != outputs):
+            return self._grouped(call, weights, groups, options)
+        template = CONV2D if groups == 1 else DEPTHWISE
+        workload = workload_of(template, shape_of(data), weights.shape, strides, padding, dilation)
+        choice = self._choices.get(workload)
+        options["tuned"] = attributes(workload, None if is_winograd(choice) else choice)
+        if groups > 1:
             given = self._blocked(data, block)
             return self._anchor(depthwise, given, depthwise.packed(weights, block), block, "conv2d", options)
-        return self._grouped(call, weights, groups, options)
+        if not self._current(data) and channels <= READ_PLAIN:
+            given, inner = self._plain(data), 1
+            options["tuned"] = {}  # its tile is one of few
+        else:
+            inner = _block(self._current(data)) or channel_block(channels, self._lanes)
+            given = self._blocked(data, inner)
+        form = self._winograd(weights, workload, choice) if inner == block == self._lanes else None
+        if form:
+            packed = winograd.packed(weights, form.winograd, block)
+            options = {"padding": padding, "form": form, "tuned": options["tuned"]}
+            return self._anchor(conv2d_winograd, given, packed, block, "conv2d", options)
+        packed = conv2d.packed(weights, inner, block)
+        return self._anchor(conv2d, given, packed, block, "conv2d", options)
 
-    def _winograd(self, weights: np.ndarray, shape: Sequence[int], options: dict[str, Any]) -> Winograd | None:
-        """Return how Winograd's algorithm computes a convolution of this shape; None where it does not pay, or errs."""
-        channels, inputs, *window = weights.shape
-        if window != [KERNEL, KERNEL] or options["strides"] != (1, 1) or options["dilation"] != (1, 1):
-            return None
-        forms = winograd_rule(inputs, channels, self._lanes, shape[2], shape[3], self._cores.registers)
-        return first_within(forms, weights, self._tolerance)
+    def _winograd(self, weights: np.ndarray, workload: Workload, choice: Choice | None) -> Winograd | None:
+        """Return how Winograd's algorithm computes a convolution; None where it does not pay, or errs."""
+        forms = [choice] if choice else winograd_by_rule(workload, self._cores)
+        return first_within([Winograd(*form) for form in forms if is_winograd(form)], weights, self._tolerance)
 
     def _anchor(
         self, rule: Any, data: Any, packed: np.ndarray, block: int, name: str, options: dict[str, Any]

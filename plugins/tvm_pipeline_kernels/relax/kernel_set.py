@@ -1,20 +1,24 @@
-"""What the engine is given for Relax: layouts, legalizations and schedules of this package."""
+"""What the engine is given for Relax: layouts, legalizations and schedules of this package, and tuning of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.target import Target
 
+from tvm_pipeline import Model
+from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline_kernels.relax.blocked import BlockedLayout
 from tvm_pipeline_kernels.relax.gpu_rules import by_convolution, by_window
 from tvm_pipeline_kernels.relax.legalizations import legalizations
-from tvm_pipeline_kernels.relax.schedules import conv2d_winograd, scheduled
+from tvm_pipeline_kernels.relax.schedules import conv2d_winograd, scheduled, workload_of
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
 from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
-from tvm_pipeline_tvm.kernel_sets import GpuRule, Legalization, RelaxKernels
+from tvm_pipeline_kernels.tuning import tuner, tuning_records
+from tvm_pipeline_tvm.devices.targets import has_own_memory
+from tvm_pipeline_tvm.kernel_sets import Choices, GpuRule, Legalization, RelaxKernels
 
 
 class OwnRelaxKernels(RelaxKernels):
@@ -23,8 +27,30 @@ class OwnRelaxKernels(RelaxKernels):
     key = "2"
     tir_pipeline = PIPELINE
 
-    def layouts(self, target: Target, tolerance: float = 0.0) -> Sequence[Any]:
-        return [BlockedLayout(cores_of(target), tolerance)]
+    def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:
+        if has_own_memory(target):
+            return {}
+        return tuning_records.recorded_choices(target, winograd=tolerance > 0, measured_on=measured_on)
+
+    def digest_of(self, choices: Choices) -> str:
+        return tuning_records.digest_of(choices)
+
+    def tune(self, model: Model, target: str, seconds: float, guide: Guide | None = None) -> TuningReport:
+        from tvm_pipeline_kernels.relax.emitter import RelaxEmitter  # it compiles by the kernels that are made here
+
+        return tuner.tune(RelaxEmitter(model, target), seconds, guide)
+
+    def tuning_records(self, target: str) -> list[bytes]:
+        return tuning_records.lines_for(target)
+
+    def take_tuning_records(self, target: str, measured_on: str, lines: Iterable[bytes]) -> int:
+        return tuning_records.take_lines(target, measured_on, lines)
+
+    def layouts(self, target: Target, tolerance: float, choices: Choices) -> Sequence[Any]:
+        return [BlockedLayout(cores_of(target), tolerance, choices)]
+
+    def workload_of(self, function: tirx.PrimFunc) -> Any | None:
+        return workload_of(function)
 
     def legalizations(self, target: Target) -> Mapping[str, Legalization]:
         return legalizations(cores_of(target))

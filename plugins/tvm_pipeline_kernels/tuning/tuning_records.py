@@ -111,8 +111,11 @@ def file_of(described: str) -> Path:
 
 def read_records(target: str, measured_on: str = "") -> list[Record]:
     """Return what was measured for a target, on this processor unless another is named; log how many are skipped."""
+    file = records_file(target, measured_on)
+    if not file.exists():  # TVM may not even know the target
+        return []
     described, cores = written(target), cores_of(target)
-    return read_lines(records_file(target, measured_on), lambda line: _record(line, described, cores))
+    return read_lines(file, lambda line: _record(line, described, cores))
 
 
 def read_lines(file: Path, read: Callable[[bytes], T]) -> list[T]:
@@ -151,6 +154,8 @@ def recorded_choices(target: str, *, winograd: bool = False, measured_on: str = 
     )
     if winograd:
         best |= best_of(record for record in proven if record.winograd)
+    if not best:
+        return {}
     cores = cores_of(target)
     return {
         workload: record.choice

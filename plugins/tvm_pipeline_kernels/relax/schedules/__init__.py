@@ -13,6 +13,7 @@ dense.py             products of matrices: packed weights, and activations by ac
 plain.py             the rule of whatever no other rule is for: in vectors and in parallel
 epilogue.py          what is fused to an anchor
 lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
+choice.py            what a convolution tells of tuning
 cores.py             the vectors of a core
 
 An operator with a rule is made by the `compute` of the rule's module. Its main block has the annotation `RULE`, whose
@@ -28,12 +29,13 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc, transform
 
-from tvm_pipeline_kernels.relax.schedules import plain
+from tvm_pipeline_kernels.choices import Workload
+from tvm_pipeline_kernels.relax.schedules import choice, plain
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of
 from tvm_pipeline_tvm.tvm_errors import reason
 
-__all__ = ["RULE", "RULES", "Cores", "scheduled"]
+__all__ = ["RULE", "RULES", "Cores", "scheduled", "workload_of"]
 
 RULES = (
     "conv2d",
@@ -77,6 +79,16 @@ def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
     except Exception as error:
         failed = failed or f" (plain failed: {reason(error)})"
     return function, f"default{failed}"
+
+
+def workload_of(function: PrimFunc) -> Workload | None:
+    """Return the workload of a fused function that has no schedule; None where tuning cannot make it faster."""
+    try:
+        s = Schedule(function, error_render_level="none")
+        found = (choice.workload_in(s.get(block).annotations) for block in blocks_of(s))
+        return next((workload for workload in found if workload is not None), None)
+    except Exception:  # as in `scheduled`
+        return None
 
 
 def _narrow(function: PrimFunc) -> PrimFunc:

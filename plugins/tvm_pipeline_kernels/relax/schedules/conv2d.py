@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import numpy as np
 from tvm import s_tir, te, tirx
 
 from tvm_pipeline_kernels.relax.schedules import lowering
+from tvm_pipeline_kernels.relax.schedules.choice import Attributes, chosen
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
 from tvm_pipeline_kernels.tiles import Tile, register_tile
@@ -42,6 +44,7 @@ def compute(
     strides: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    tuned: Attributes = MappingProxyType({}),
 ) -> te.Tensor:
     """Return a convolution of all channels in blocks: (n, blocks, height, width, channels of a block).
 
@@ -51,6 +54,7 @@ def compute(
         kernel: (blocks, input blocks, kernel rows, kernel columns, input channels of a block, channels of a block).
         strides, dilation: of rows and of columns.
         padding: top, left, bottom, right.
+        tuned: see `choice.attributes`.
     """
     top, left, bottom, right = (int(extent) for extent in padding)
     (row_stride, column_stride), (row_step, column_step) = map(_integers, (strides, dilation))
@@ -91,7 +95,7 @@ def compute(
             axis=[chunk, row, column, channel],
         ),
         name=NAME,
-        attrs={RULE: NAME},
+        attrs={RULE: NAME, **tuned},
     )
 
 
@@ -107,7 +111,9 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     is_plain = len(data.shape) == 4
     block_bytes = 4 * math.prod(_integers(kernel.shape)[1:])
     vectors = -(-block // cores.lanes)
-    tile = register_tile(blocks, vectors, 1 if is_plain else height, width, cores.registers, block_bytes)
+    tile = chosen(s, anchor, Tile) or register_tile(
+        blocks, vectors, 1 if is_plain else height, width, cores.registers, block_bytes
+    )
     _pad_in_parallel(s, anchor)
     last = output(s, anchor)
     column_outer, stored = in_tiles(s, last, tile)

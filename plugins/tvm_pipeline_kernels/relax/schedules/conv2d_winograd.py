@@ -13,10 +13,12 @@ tiles by its last tile, so that no loop of the multiplication asks where the ima
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tvm import s_tir, te, tirx
 
+from tvm_pipeline_kernels.relax.schedules.choice import Attributes
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
 from tvm_pipeline_kernels.winograd import KERNEL, Winograd, input_transform, output_transform
@@ -26,7 +28,13 @@ NAME = "conv2d_winograd"
 _STEPS = ("pad", "half_input", "tiles", "products", "half_output", "squares")
 
 
-def compute(data: te.Tensor, kernel: te.Tensor, padding: Sequence[int], form: Sequence[int]) -> te.Tensor:
+def compute(
+    data: te.Tensor,
+    kernel: te.Tensor,
+    padding: Sequence[int],
+    form: Sequence[int],
+    tuned: Attributes = MappingProxyType({}),
+) -> te.Tensor:
     """Return the convolution: (n, blocks, height, width, channels of a block).
 
     Args:
@@ -34,6 +42,7 @@ def compute(data: te.Tensor, kernel: te.Tensor, padding: Sequence[int], form: Se
         kernel: as `winograd.packed` has it.
         padding: top, left, bottom, right.
         form: the numbers of a `Winograd`, of which Relax makes a tuple.
+        tuned: see `choice.attributes`.
     """
     form = Winograd(*map(int, form))
     m, edge = form.winograd, form.winograd + KERNEL - 1
@@ -96,7 +105,7 @@ def compute(data: te.Tensor, kernel: te.Tensor, padding: Sequence[int], form: Se
         (n, outputs, out_height, out_width, lanes),
         lambda b, o, y, x, c: squares(b, y // (m * rows), o, y // m % rows * across + x // m, y % m, x % m, c),
         name=NAME,
-        attrs={RULE: NAME, MACS: macs, **form._asdict()},
+        attrs={RULE: NAME, MACS: macs, **form._asdict(), **tuned},
     )
 
 

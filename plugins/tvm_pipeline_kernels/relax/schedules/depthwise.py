@@ -14,13 +14,15 @@ schedule. A convolution of single channels with several outputs each is a groupe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import numpy as np
 from tvm import s_tir, te, topi
 
+from tvm_pipeline_kernels.relax.schedules.choice import Attributes, chosen
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
-from tvm_pipeline_kernels.tiles import band_rule
+from tvm_pipeline_kernels.tiles import Band, band_rule
 
 NAME = "depthwise"
 MOST_UNROLLED = 512  # multiply-adds in a row: beyond, the code leaves the cache of instructions
@@ -33,7 +35,12 @@ def packed(weights: np.ndarray, block: int) -> np.ndarray:
 
 
 def compute(
-    data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    data: te.Tensor,
+    kernel: te.Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    tuned: Attributes = MappingProxyType({}),
 ) -> te.Tensor:
     """Return the convolution of each channel by itself: (n, blocks, height, width, channels of a block).
 
@@ -42,6 +49,7 @@ def compute(
         kernel: (blocks, kernel rows, kernel columns, channels of a block).
         strides, dilation: of rows and columns.
         padding: top, left, bottom, right.
+        tuned: see `choice.attributes`.
     """
     top, left, bottom, right = padding
     n, blocks, height, width, block = data.shape
@@ -63,7 +71,7 @@ def compute(
             axis=[row, column],
         ),
         name=NAME,
-        attrs={RULE: NAME},
+        attrs={RULE: NAME, **tuned},
     )
 
 
@@ -71,7 +79,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     """Schedule a convolution of `compute` and what is fused to it."""
     _, _, height, width, _ = shape_of(s, anchor)
     _, kernel_rows, kernel_columns, _ = (int(extent) for extent in s.get(anchor).reads[1].source.shape)
-    band = band_rule(height, width)
+    band = chosen(s, anchor, Band) or band_rule(height, width)
     pad = padding(s, anchor)
     last = output(s, anchor)
 
