@@ -19,7 +19,7 @@ Four things bound the speed of that loop, and the best tile balances them:
    10 independent sums leave units idle.
 3. *Loads.* The loop loads `chunks` weights and `rows * columns` inputs for `chunks * rows * columns` products. Weights
    cost more, since each is a vector of its own from a farther cache. All of a tile should fit into half of that cache:
-   the weights of the next blocks are fetched meanwhile (`relay/schedules/lowering.py`).
+   the weights of the next blocks are fetched meanwhile (`lowering.py`).
 4. *Streams.* Each row of each channel block is stored at a place of its own, a page or more from the next in a large
    image. Where the reduction is short, as in a 1x1 convolution of 16 channels, stores to 27 such places took 1.5 times
    as long as to 3; two columns at 12 places, at 64 channels, 1.6 times as long as four at 4.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_pipeline.errors import GraphError, ModelError, PlanError
 
@@ -15,6 +15,7 @@ from tvm_pipeline.errors import GraphError, ModelError, PlanError
 for _error in (GraphError, ModelError, PlanError):
     tvm_ffi.register_error(_error.__name__, _error)
 
+LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty for the plain one
 Constant = type(relax.const(0.0))  # its class has another name in each version of TVM
 
 
@@ -55,3 +56,10 @@ def shape_of(expr: Any) -> tuple[int, ...]:
 def fields(type_: Any) -> list[Any]:
     """Return the types of the fields of a tuple, or the only type."""
     return list(type_.fields) if isinstance(type_, relax.TupleType) else [type_]
+
+
+def has_fixed_shape(type_: Any) -> bool:
+    """Return whether a type is of one tensor, of which every extent is known."""
+    if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
+        return False
+    return all(isinstance(extent, tirx.IntImm) for extent in type_.shape)

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError, ModelError
 from tvm_pipeline_tvm.alignment import Alignment, align
-from tvm_pipeline_tvm.relax.dataflow import fields, plain_main
+from tvm_pipeline_tvm.relax.dataflow import fields, has_fixed_shape, plain_main
 from tvm_pipeline_tvm.relax.kernel_walkers import FlatModule, flat_module
 
 ATTRIBUTE = "operator_graph"
@@ -139,10 +139,3 @@ def main_of(mod: tvm.IRModule) -> Any:
 
 def _hint(symbol: Any) -> str:
     return str(symbol.name_hint)
-
-
-def has_fixed_shape(type_: Any) -> bool:
-    """Return whether a type is of one tensor, of which every extent is known."""
-    if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
-        return False
-    return all(isinstance(extent, tirx.IntImm) for extent in type_.shape)

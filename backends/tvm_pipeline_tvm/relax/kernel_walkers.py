@@ -21,9 +21,8 @@ from tvm import relax, s_tir, tirx
 from tvm_pipeline.core.tensor_layout import is_blocked
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline_tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
-from tvm_pipeline_tvm.relax.dataflow import Constant, fields, name_of, plain_main
+from tvm_pipeline_tvm.relax.dataflow import LAYOUT, Constant, fields, name_of, plain_main
 
-LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty for the plain one
 MACS = "tvm_pipeline.macs"  # of a block: the multiply-accumulates of its function, where others are done for them
 WEIGHT_ENTRY: Entry = (-2, 0)
 _WEIGHT = Source(None, -1)

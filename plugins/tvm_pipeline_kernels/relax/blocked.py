@@ -46,8 +46,7 @@ from tvm_pipeline_kernels.relax.schedules.choice import attributes
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.tiles import channel_block
 from tvm_pipeline_kernels.winograd import Winograd, first_within
-from tvm_pipeline_tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
-from tvm_pipeline_tvm.relax.kernel_walkers import LAYOUT
+from tvm_pipeline_tvm.relax.dataflow import LAYOUT, constant_of, name_of, plain_main, shape_of
 from tvm_pipeline_tvm.relax.numpy_table import constant
 
 READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes

@@ -19,8 +19,7 @@ from tvm import relax, tirx
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_tvm.relax import kernel_passes
-from tvm_pipeline_tvm.relax.dataflow import fields, name_of
-from tvm_pipeline_tvm.relax.extraction import has_fixed_shape
+from tvm_pipeline_tvm.relax.dataflow import fields, has_fixed_shape, name_of
 from tvm_pipeline_tvm.tvm_errors import reason as reason_of
 
 _log = logging.getLogger(__name__)
