@@ -60,7 +60,7 @@ def _exp(x: Any) -> Any:
 
 
 def sigmoid(x: Any) -> Any:
-    """Return 1 / (1 + e^-x). Errors are below 2 ulp."""
+    """Return 1 / (1 + e^-x). Errors are below 3 ulp."""
     return _number(1) / (_number(1) + exp(-x))
 
 
