@@ -25,7 +25,7 @@ ENGINES = ROOT / "docs/engines.md"
 
 def test_files_that_pages_name_exist() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    named = re.compile(r"\b(?:benchmarks|examples|profiles|tests|tvm_pipeline|backends|plugins)/[\w/.-]*\w")
+    named = re.compile(r"\b(?:benchmarks|examples|profiles|tests|tvm_pipeline|backends|plugins|upstream)/[\w/.-]*\w")
     missing = {
         f"{page.name}: {name}"
         for page in pages

@@ -106,6 +106,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "NVRTC": (lambda: nvidia_file("cuda_nvrtc/lib/libnvrtc.so.12"), "pip install '.[cuda]'"),
     "ptxas": (lambda: nvidia_file("cuda_nvcc/bin/ptxas"), "pip install '.[cuda]'"),
     "C compiler": (_program("cc", "gcc"), "apt install gcc"),
+    "git": (_program("git"), "apt install git"),
     "g++": (_program("g++"), "apt install g++"),
     "OpenCL": (_opencl_platforms, "apt install ocl-icd-libopencl1 pocl-opencl-icd"),
     "PoCL": (lambda: b"Portable Computing Language" in _opencl_platforms(), "apt install pocl-opencl-icd"),
