@@ -134,6 +134,10 @@ class RelaxKernels(Kernels):
 
     tir_pipeline = "default"
 
+    def computes_integers(self, target: Any) -> bool:
+        """Return whether convolutions of int8 are fast on CPU cores; quantised layers stay in float32 elsewhere."""
+        return False
+
     def layouts(self, target: Any, tolerance: float, choices: Choices) -> Sequence[Any]:
         """Return passes over a simplified module before its operators are legalised.
 

@@ -61,10 +61,18 @@ MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
 
 
 class Cores(NamedTuple):
-    """What cores have: float32 numbers in a vector, and registers of vectors."""
+    """What cores have.
+
+    Attributes:
+        lanes: float32 numbers in a vector.
+        registers: of vectors.
+        bytes_at_once: products of bytes that one instruction adds up in each lane: 4 with VNNI, 2 (as words) with other
+            x86, 0 where no instruction is known.
+    """
 
     lanes: int
     registers: int
+    bytes_at_once: int = 0
 
 
 class Tile(NamedTuple):

@@ -421,7 +421,7 @@ def test_register_tile_and_channel_block():
     assert [channel_block(channels, 16) for channels in (64, 24, 3, 1000)] == [16, 12, 3, 10]
 
 
-@pytest.mark.parametrize("mcpu,cores", [("x86-64-v4", (16, 32)), ("x86-64-v3", (8, 16)), ("x86-64", (4, 16))])
+@pytest.mark.parametrize("mcpu,cores", [("x86-64-v4", (16, 32, 2)), ("x86-64-v3", (8, 16, 2)), ("x86-64", (4, 16, 2))])
 def test_cores(mcpu, cores):
     target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
     assert cores_of(target) == cores

@@ -40,6 +40,7 @@ from tvm_pipeline_tvm.relax.cuda_kernels import CudaFunctions, cuda_target, writ
 from tvm_pipeline_tvm.relax.distinct_outputs import output_names
 from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.integer_layers import integer_layers
 from tvm_pipeline_tvm.relax.kernel_walkers import Call, FlatModule, flat_module
 from tvm_pipeline_tvm.relax.pad_channels import pad_channels
 from tvm_pipeline_tvm.relax.reference import error_of
@@ -53,7 +54,7 @@ _log = logging.getLogger(__name__)
 INDEX = "kernels.json"  # of a library: its _LibraryFile
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 6  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
+FORMAT = 7  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
@@ -171,8 +172,21 @@ class Library:
                 (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
 
 
+def in_integers(targets: Iterable[str]) -> bool:
+    """Return whether quantised layers are computed in integers: on all targets or on none, so that they align."""
+    return all(
+        not has_own_memory(target) and relax_kernels().computes_integers(tvm_target(target)) for target in targets
+    )
+
+
 def build_library(
-    model: Model, target: str, host: str = "", choices: Choices | None = None, *, elsewhere: bool = False
+    model: Model,
+    target: str,
+    host: str = "",
+    choices: Choices | None = None,
+    *,
+    elsewhere: bool = False,
+    integers: bool | None = None,
 ) -> Library:
     """Compile `model` for `target`, or take it from the cache.
 
@@ -180,16 +194,20 @@ def build_library(
         host: the target of the code that launches the kernels of a GPU.
         choices: of tuning, by workload; without them, those recorded here that the model allows.
         elsewhere: the code runs on another machine alone, so it is not loaded here.
+        integers: whether quantised layers are computed in integers; where the target is the only one without it.
 
     Raises:
         ModelError: TVM cannot import or compile it.
         PlatformError: this machine cannot compile for the target.
     """
+    integers = in_integers([target]) if integers is None else integers
     described = "|".join((model.digest, target, tvm.__version__, "relax", str(FORMAT)))
     if model.tolerance:  # what runs elsewhere is not measured here
         described += f"|{model.tolerance:g}{' elsewhere' if elsewhere else ''}"
     if has_own_memory(target):
         described += f"|{host}"
+    if integers:
+        described += "|integers"
     if relax_kernels().key:  # libraries of before there were guests have none
         described += f"|{relax_kernels().key}"
     plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
@@ -197,8 +215,12 @@ def build_library(
         choices = relax_kernels().recorded(target, tolerance=model.tolerance)
 
     def write(folder: Path, own: Choices) -> tuple[Iterable[Any], Choices]:
-        mod, allowed = import_model(model), model.tolerance
-        saved = compile_module(model.name, mod, target, folder, host, own, tolerance=allowed, elsewhere=elsewhere)
+        saved = compile_module(
+            *(model.name, import_model(model), target, folder, host, own),
+            tolerance=model.tolerance,
+            elsewhere=elsewhere,
+            integers=integers,
+        )
         return saved.workloads.values(), dict(saved.choices)
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)
@@ -219,6 +241,7 @@ def compile_module(
     *,
     tolerance: float = 0.0,
     elsewhere: bool = False,
+    integers: bool = False,
 ) -> _LibraryFile:
     """Compile an imported module and write the library into `folder`; errors are those of `build_library`.
 
@@ -235,13 +258,14 @@ def compile_module(
     inputs = tuple(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
-    padded = pad_channels(simplified(mod))
+    plain = simplified(mod)
+    padded = pad_channels(integer_layers(plain) if integers else plain)
     allowed = tolerance
     while True:
         saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed, choices or {})
         if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
             return saved
-        measure = partial(error_of, load_library(folder), padded)
+        measure = partial(error_of, load_library(folder), pad_channels(plain))
         error, next_allowed = next_tolerance(name, target, measure, tolerance, allowed)
         saved = msgspec.structs.replace(saved, error=error)
         (folder / INDEX).write_bytes(msgspec.json.encode(saved))

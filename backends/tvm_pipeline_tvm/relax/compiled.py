@@ -22,7 +22,7 @@ from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, kind_of
 from tvm_pipeline_tvm.devices.transfer_times import time_transfers
 from tvm_pipeline_tvm.kernel_sets import relax_kernels
-from tvm_pipeline_tvm.relax.build import Library, build_library, load_library
+from tvm_pipeline_tvm.relax.build import Library, build_library, in_integers, load_library
 from tvm_pipeline_tvm.relax.call_loop import Slice
 from tvm_pipeline_tvm.relax.cuda_kernels import ready_to_run
 from tvm_pipeline_tvm.relax.cuda_loop import CudaSlice, weights_on
@@ -54,7 +54,11 @@ class RelaxModel(TvmModel[Library]):
         choices = {one: recorded(one) if tuned and not has_own_memory(one) else {} for one in distinct}
         if any(kind_of(one) == "cuda" and one not in elsewhere for one in distinct):
             ready_to_run()
-        return [build_library(model, one, host, choices[one], elsewhere=one in elsewhere) for one in distinct]
+        integers = in_integers(distinct)
+        return [
+            build_library(model, one, host, choices[one], elsewhere=one in elsewhere, integers=integers)
+            for one in distinct
+        ]
 
     @staticmethod
     def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:

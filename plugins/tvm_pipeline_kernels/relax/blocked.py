@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, topi
+from tvm import relax, tirx, topi
 
 from tvm_pipeline_kernels import winograd
 from tvm_pipeline_kernels.choices import (
@@ -36,19 +36,22 @@ from tvm_pipeline_kernels.choices import (
 from tvm_pipeline_kernels.relax.schedules import (
     concatenate,
     conv2d,
+    conv2d_int8,
     conv2d_transpose,
     conv2d_winograd,
     depthwise,
+    depthwise_int8,
     group_conv2d,
     pooling,
 )
 from tvm_pipeline_kernels.relax.schedules.choice import attributes
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.tiles import channel_block
+from tvm_pipeline_kernels.tiles import byte_block, channel_block
 from tvm_pipeline_kernels.winograd import Winograd, first_within
 from tvm_pipeline_tvm.relax.dataflow import LAYOUT, constant_of, name_of, plain_main, shape_of
 from tvm_pipeline_tvm.relax.numpy_table import constant
 
+OPAQUE = 8  # the pattern of what FuseOps leaves alone
 READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes
 
 _UNARY = frozenset(
@@ -56,7 +59,7 @@ _UNARY = frozenset(
     for name in (
         *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "clip"),
         *("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "abs", "negative", "square", "erf", "floor", "ceil"),
-        *("round", "sign", "astype"),
+        *("round", "sign", "astype", "quantize", "dequantize"),
     )
 )
 _BINARY = frozenset(
@@ -95,7 +98,8 @@ class _Rewriting:
         self._builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
         self._forms: dict[Any, dict[str, Any]] = {}
         self._rules: dict[str, Callable[[Any], tuple[Any, str] | None]] = {
-            "relax.nn.conv2d": self._convolution,
+            "relax.nn.conv2d": self._any_convolution,
+            "relax.nn.pad": self._padding,
             "relax.nn.conv2d_transpose": self._transposed_convolution,
             "relax.nn.max_pool2d": self._pooling,
             "relax.nn.avg_pool2d": self._pooling,
@@ -181,6 +185,53 @@ class _Rewriting:
         return next((layout for layout in self._forms.get(value, {}) if layout), "")
 
     # ------------------------------------------------------------------------------------------ anchors
+
+    def _any_convolution(self, call: Any) -> tuple[Any, str] | None:
+        types = call.args[0].ty.dtype, call.args[1].ty.dtype, call.ty.dtype
+        return self._integers(call) if types == ("uint8", "int8", "int32") else self._convolution(call)
+
+    def _integers(self, call: Any) -> tuple[Any, str] | None:
+        """A convolution of `integer_layers`, whose padding is an operator before it."""
+        data, weights, attrs = call.args[0], constant_of(call.args[1]), call.attrs
+        layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
+        if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or any(map(int, attrs.padding)):
+            return None
+        outputs, channels = len(weights), shape_of(data)[1]
+        block = byte_block(outputs, self._lanes)
+        options = {name: tuple(map(int, attrs[name])) for name in ("strides", "dilation")}
+        if not block or int(attrs.groups) not in (1, channels):
+            return None
+        at_once = self._cores.bytes_at_once
+        if int(attrs.groups) > 1:
+            if not at_once or options["dilation"] != (1, 1):
+                return None
+            packed = depthwise_int8.packed(weights, block, at_once)
+            options = {"strides": options["strides"], "columns": weights.shape[3]}
+            return self._anchor(depthwise_int8, self._blocked(data, block), packed, block, "conv2d", options)
+        if channels % conv2d_int8.FOUR:
+            given, inner = self._plain(data), conv2d_int8.FOUR
+        else:
+            inner = _block(self._current(data))
+            inner = byte_block(channels, self._lanes) if inner % conv2d_int8.FOUR or not inner else inner
+            given = self._blocked(data, inner)
+        return self._anchor(conv2d_int8, given, conv2d_int8.packed(weights, inner, block), block, "conv2d", options)
+
+    def _padding(self, call: Any) -> tuple[Any, str] | None:
+        """A padding of rows and columns by a constant."""
+        data, attrs = call.args[0], call.attrs
+        layout, around = self._current(data), tuple(map(int, attrs.pad_width))
+        if not layout or len(around) != 8 or any(around[:4]) or str(attrs.pad_mode) != "constant":
+            return None
+        top, bottom, left, right = around[4:]
+        value = call.args[1] if len(call.args) > 1 else attrs.pad_value
+        before, after = (0, 0, top, left, 0), (0, 0, bottom, right, 0)
+        options = {"pad_before": before, "pad_after": after, "pad_value": tirx.const(float(value), data.ty.dtype)}
+        # A kernel of its own: fused behind a convolution, its condition would stand in the tiles of that.
+        attrs = {LAYOUT: layout, "op_pattern": OPAQUE}
+        call = self._builder.call_te(
+            topi.nn.pad, self._forms[data][layout], primfunc_name_hint="pad", primfunc_attrs=attrs, **options
+        )
+        return self._builder.emit(call), layout
 
     def _convolution(self, call: Any) -> tuple[Any, str] | None:
         data, weights = call.args[0], constant_of(call.args[1])

@@ -24,7 +24,7 @@ from tvm_pipeline_tvm.kernel_sets import Choices, GpuRule, Legalization, RelaxKe
 class OwnRelaxKernels(RelaxKernels):
     """Schedules of our own for CPU cores, and for convolutions and pools on GPUs."""
 
-    key = "2"
+    key = "3"
     tir_pipeline = PIPELINE
 
     def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:
@@ -45,6 +45,9 @@ class OwnRelaxKernels(RelaxKernels):
 
     def take_tuning_records(self, target: str, measured_on: str, lines: Iterable[bytes]) -> int:
         return tuning_records.take_lines(target, measured_on, lines)
+
+    def computes_integers(self, target: Target) -> bool:
+        return cores_of(target).bytes_at_once > 0
 
     def layouts(self, target: Target, tolerance: float, choices: Choices) -> Sequence[Any]:
         return [BlockedLayout(cores_of(target), tolerance, choices)]

@@ -1,7 +1,9 @@
 """Schedules of our own for CPU cores: a rule for each kind of anchor.
 
 conv2d.py            convolutions in blocked layout: register tiles by `tiles.py`
+conv2d_int8.py       convolutions of int8: several products of bytes at a time
 conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, within a tolerance
+depthwise_int8.py    depthwise convolutions of int8: a group of kernel columns at a time
 depthwise.py         depthwise convolutions: padding by rows
 group_conv2d.py      grouped convolutions in blocks: of whole blocks, or whole groups in a block
 group_pixels.py      the others, on plain images: vectors along the pixels
@@ -39,8 +41,10 @@ __all__ = ["RULE", "RULES", "Cores", "scheduled", "workload_of"]
 
 RULES = (
     "conv2d",
+    "conv2d_int8",
     "conv2d_winograd",
     "depthwise",
+    "depthwise_int8",
     "group_conv2d",
     "conv2d_transpose",
     "pooling",

@@ -114,7 +114,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     tile = chosen(s, anchor, Tile) or register_tile(
         blocks, vectors, 1 if is_plain else height, width, cores.registers, block_bytes
     )
-    _pad_in_parallel(s, anchor)
+    pad_in_parallel(s, anchor)
     last = output(s, anchor)
     column_outer, stored = in_tiles(s, last, tile)
     if width % tile.columns:  # the last tile has code of its own, rather than a question at each column
@@ -124,9 +124,9 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     *_, chunk, row, column, channel, in_chunk, kernel_row, kernel_column, term = s.get_loops(anchor)
     first = (kernel_column, kernel_row, in_chunk) if is_plain else (in_chunk, kernel_row, kernel_column)
     s.reorder(*first, term, row, column, chunk, channel)
-    _unroll(s, row, column, chunk, channel)
-    _unroll(s, *s.get_loops(s.decompose_reduction(anchor, first[0]))[-4:])
-    _unroll(s, *stored)
+    unroll(s, row, column, chunk, channel)
+    unroll(s, *s.get_loops(s.decompose_reduction(anchor, first[0]))[-4:])
+    unroll(s, *stored)
     s.set_scope(anchor, 0, "local")
     reduction = in_chunk, kernel_row, kernel_column, term
     lowering.mark(s, s.get_loops(anchor)[0], reduction, kernel, tile.chunks, -(-height // tile.rows))
@@ -145,14 +145,16 @@ def in_tiles(
     return column_outer, (chunk, row, column, channel)
 
 
-def _unroll(s: s_tir.Schedule, *loops: s_tir.schedule.LoopRV) -> None:
+def unroll(s: s_tir.Schedule, *loops: s_tir.schedule.LoopRV) -> None:
+    """Make a vector of the last of these loops, and unroll the others."""
     *tile, channel = loops
     s.vectorize(channel)
     for loop in tile:
         s.unroll(loop)
 
 
-def _pad_in_parallel(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> None:
+def pad_in_parallel(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> None:
+    """Let the padding before an anchor be a pass of its own, if there is any."""
     pad = padding(s, anchor)
     if pad is None:
         return

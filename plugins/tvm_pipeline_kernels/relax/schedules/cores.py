@@ -8,8 +8,8 @@ from tvm_pipeline_kernels.tiles import Cores
 
 __all__ = ["Cores", "cores_of"]
 
-
 _BY_FEATURE = {"avx512bw": Cores(16, 32), "avx2": Cores(8, 16), "fp-armv8": Cores(4, 32)}  # the first that there is
+_FOURS = {16: ("avx512vnni",), 8: ("avxvnni", "avx512vnni")}  # by the lanes
 
 
 def cores_of(target: Target) -> Cores:
@@ -17,7 +17,12 @@ def cores_of(target: Target) -> Cores:
 
     Examples:
         >>> cores_of(Target({"kind": "llvm", "mcpu": "x86-64-v4"}))
-        Cores(lanes=16, registers=32)
+        Cores(lanes=16, registers=32, bytes_at_once=2)
     """
-    has = codegen.llvm_cpu_has_features
-    return next((cores for feature, cores in _BY_FEATURE.items() if has(feature, target)), Cores(4, 16))
+
+    def has(feature: str) -> bool:
+        return bool(codegen.llvm_cpu_has_features(feature, target))
+
+    cores = next((cores for feature, cores in _BY_FEATURE.items() if has(feature)), Cores(4, 16))
+    at_once = 4 if any(map(has, _FOURS.get(cores.lanes, ()))) else 2 if has("sse2") else 0
+    return cores._replace(bytes_at_once=at_once)

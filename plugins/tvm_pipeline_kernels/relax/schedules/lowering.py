@@ -125,4 +125,5 @@ def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], Any], Callable[[], Any
     return tvm.transform.Sequential([elementary_functions, lower]), finish, finish_device
 
 
+tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)  # as of `round`: LLVM rounds vectors at once
 tirx.register_tir_pipeline(PIPELINE, _pipeline)

@@ -1,0 +1,243 @@
+"""Quantised layers in integers: the values of the file's own scales, exactly, and what stays in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.plugins.kernels.relax.layers import convolution
+from tests.relax.fused import MCPU, target_of
+from tests.relax.imported import kinds, model_of
+from tests.support.examples import examples
+from tests.support.parts import needs
+from tests.support.stages import model_outputs, random_stages, run_stages
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.frontends.tflite import read
+from tvm_pipeline_tvm.relax.build import in_integers
+from tvm_pipeline_tvm.relax.compiled import RelaxModel
+from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.integer_layers import integer_layers, integers_of
+from tvm_pipeline_tvm.relax.simplify import simplified
+
+RANGE = {"int8": (-128, 127), "uint8": (0, 255)}
+TYPE = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "float32": TensorProto.FLOAT}
+
+
+class Net:
+    """A quantised network as onnxruntime writes it, and what it computes: exact sums, one multiplication in float32."""
+
+    def __init__(self, dtype: str, shape: Sequence[int], seed: int = 0) -> None:
+        self.dtype, self._draw = dtype, np.random.default_rng(seed)
+        self.nodes: list[Any] = []
+        self._weights: list[Any] = []
+        self._low, self._high = RANGE[dtype]
+        self.input = self._draw.integers(self._low, self._high + 1, shape).astype(dtype)
+        self.name, self.scale, self.zero, self.value = "x", 0.037, self._low + 17, self.input
+
+    def constant(self, array: Any) -> str:
+        name = f"c{len(self._weights)}"
+        self._weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
+        name = f"n{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name, **attributes))
+        return name
+
+    def _points(self, scale: float, zero: int) -> tuple[str, str]:
+        return self.constant(np.float32(scale)), self.constant(np.array(zero, self.dtype))
+
+    def _rounded(self, name: str, sums: Any, steps: Any, scale: float, zero: int, low: float, high: float) -> None:
+        """Quantise, and have the same in numpy."""
+        self.name = self.node("QuantizeLinear", [name, *self._points(scale, zero)])
+        factor = (steps / np.float32(scale)).astype("float32").reshape(1, -1, *[1] * (sums.ndim - 2))
+        least = self._low if low == -np.inf else max(self._low, round(low / scale) + zero)
+        most = self._high if high == np.inf else min(self._high, round(high / scale) + zero)
+        value = np.rint(sums.astype("float32") * factor) + np.float32(zero)
+        self.value = np.clip(value, least, most).astype(self.dtype)
+        self.scale, self.zero = scale, zero
+
+    def conv(
+        self,
+        outputs: int,
+        window: tuple[int, int],
+        *,
+        activation: str = "",
+        depthwise: bool = False,
+        groups: int = 1,
+        scale: float = 0.5,
+        zero: int | None = None,
+        **attributes: Any,
+    ) -> Net:
+        channels = self.value.shape[1]
+        groups = channels if depthwise else groups
+        weights = self._draw.integers(-127, 128, (outputs, channels // groups, *window)).astype("int8")
+        scales = self._draw.uniform(0.001, 0.03, outputs).astype("float32")
+        steps = np.float32(self.scale) * scales
+        bias = self._draw.integers(-3000, 3000, outputs).astype("int32")
+        zeros = self.constant(np.zeros(outputs, "int8"))
+        data = self.node("DequantizeLinear", [self.name, *self._points(self.scale, self.zero)])
+        kernel = self.node("DequantizeLinear", [self.constant(weights), self.constant(scales), zeros], axis=0)
+        added = self.constant((bias * steps.astype("float64")).astype("float32"))
+        name = self.node("Conv", [data, kernel, added], group=groups, kernel_shape=window, **attributes)
+        low, high = -np.inf, np.inf
+        if activation == "Relu":
+            name, low = self.node("Relu", [name]), 0.0
+        elif activation == "Clip":
+            name, low, high = (
+                self.node("Clip", [name, self.constant(np.float32(0)), self.constant(np.float32(6))]),
+                0.0,
+                6.0,
+            )
+        options = {
+            "strides": attributes.get("strides", (1, 1)),
+            "padding": attributes.get("pads", (0, 0, 0, 0)),
+            "dilation": attributes.get("dilations", (1, 1)),
+        }
+        sums = convolution(self.value.astype("int64") - self.zero, weights, groups, **options)
+        zero = self._low + 40 if zero is None else zero
+        self._rounded(name, sums + bias.reshape(1, -1, 1, 1), steps, scale, zero, low, high)
+        return self
+
+    def pool(self) -> Net:
+        data = self.node("DequantizeLinear", [self.name, *self._points(self.scale, self.zero)])
+        pooled = self.node("MaxPool", [data], kernel_shape=(2, 2), strides=(2, 2))
+        self.name = self.node("QuantizeLinear", [pooled, *self._points(self.scale, self.zero)])
+        n, channels, height, width = self.value.shape
+        whole = self.value[:, :, : height // 2 * 2, : width // 2 * 2]
+        self.value = whole.reshape(n, channels, height // 2, 2, width // 2, 2).max(axis=(3, 5))
+        return self
+
+    def dense(self, outputs: int) -> Net:
+        flat = self.value.reshape(1, -1)
+        weights = self._draw.integers(-127, 128, (flat.shape[1], outputs)).astype("int8")
+        scale = np.float32(0.002)
+        data = self.node("DequantizeLinear", [self.node("Flatten", [self.name]), *self._points(self.scale, self.zero)])
+        zero = self.constant(np.int8(0))
+        kernel = self.node("DequantizeLinear", [self.constant(weights), self.constant(scale), zero])
+        name = self.node("MatMul", [data, kernel])
+        sums = (flat.astype("int64") - self.zero) @ weights.astype("int64")
+        steps = np.full(outputs, np.float32(self.scale) * scale)
+        self._rounded(name, sums, steps, 4.0, self._low + 100, -np.inf, np.inf)
+        return self
+
+    def model(self) -> Model:
+        kind = TYPE[self.dtype]
+        inputs = [helper.make_tensor_value_info("x", kind, self.input.shape)]
+        outputs = [helper.make_tensor_value_info(self.name, kind, self.value.shape)]
+        graph = helper.make_graph(self.nodes, "net", inputs, outputs, self._weights)
+        opset = [helper.make_opsetid("", 13)]
+        return model_of(helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString())
+
+
+def on(model: Model, *targets: str) -> RelaxModel:
+    return RelaxModel.compile(model, targets, lambda _: None)
+
+
+def outputs(compiled: RelaxModel, stages: Any, frame: dict[str, Any]) -> list[np.ndarray]:
+    return model_outputs(compiled, run_stages(compiled, stages, frame))
+
+
+def whole(compiled: RelaxModel, target: str, frame: dict[str, Any]) -> np.ndarray:
+    names = [operator.name for operator in compiled.graph.operators]
+    [found] = outputs(compiled, [(names, Device("cpu0", "host", (0,), target))], frame)
+    return found
+
+
+def nets(dtype: str) -> list[Net]:
+    same = {"pads": (1, 1, 1, 1)}
+    return [
+        Net(dtype, (1, 3, 13, 11)).conv(8, (3, 3), strides=(2, 2), **same),
+        Net(dtype, (2, 8, 9, 14)).conv(24, (1, 1), activation="Relu").conv(24, (3, 3), depthwise=True, **same),
+        Net(dtype, (1, 16, 10, 10))
+        .conv(16, (5, 5), depthwise=True, strides=(2, 2), pads=(2, 1, 2, 3))
+        .pool()
+        .conv(4, (1, 1)),
+        Net(dtype, (1, 6, 8, 8)).conv(
+            16, (3, 3), activation="Clip", dilations=(2, 2), scale=0.05, zero=RANGE[dtype][0]
+        ),
+        Net(dtype, (1, 4, 6, 6)).conv(12, (3, 3)).dense(20),
+    ]
+
+
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_values_are_those_of_exact_sums(dtype: str, lanes: int) -> None:
+    target_of(lanes)
+    target = f"llvm -mcpu={MCPU[lanes]}"
+    for net in nets(dtype):
+        model = net.model()
+        compiled = on(model, target)
+        rules = {rule for rule in compiled.libraries[target].rules.values() if not rule.startswith(("plain", "pool"))}
+        assert rules <= {"conv2d_int8", "depthwise_int8"}, rules
+        np.testing.assert_array_equal(whole(compiled, target, {"x": net.input}), net.value)
+
+
+def test_stages_equal_the_whole_and_two_targets_align() -> None:
+    target_of(8)
+    net = nets("int8")[2].conv(16, (3, 3), pads=(1, 1, 1, 1))
+    targets = [f"llvm -mcpu={MCPU[lanes]}" for lanes in (8, 4)]
+    compiled = on(net.model(), *targets)
+    assert len(compiled.graph.operators) >= 3
+    for seed in range(3):
+        cut = random_stages(compiled.graph, Random(seed), 2)
+        stages = [(names, Device(f"cpu{i}", "host", (0,), targets[i])) for i, names in enumerate(cut)]
+        np.testing.assert_array_equal(outputs(compiled, stages, {"x": net.input})[0], net.value)
+
+
+def test_some_layers_stay_in_float32() -> None:
+    """Groups, three channels, and depthwise ones with gaps; each beside a layer of integers."""
+    net = Net("uint8", (1, 8, 9, 9))
+    net.conv(8, (3, 3), groups=2).conv(8, (3, 3), depthwise=True, dilations=(2, 2)).conv(3, (1, 1))
+    found = kinds(integer_layers(simplified(import_model(net.model()))))
+    assert found.count("nn.conv2d") == 3
+    assert found.count("dequantize") == 3
+    assert "round" not in found
+
+
+def test_weights_of_other_networks_are_no_integers() -> None:
+    draw = np.random.default_rng(0)
+    assert integers_of(draw.standard_normal((4, 9)).astype("float32")) is None
+
+
+@examples(30)
+@given(
+    weights=st.lists(st.integers(-128, 127), min_size=2, max_size=24),
+    scale=st.floats(2**-30, 1024, width=32),
+)
+def test_weights_are_found_again(weights: list[int], scale: float) -> None:
+    integers = np.array([weights], "int8")
+    values = (integers * np.float32(scale)).astype("float32")
+    found = integers_of(values)
+    assert found is not None
+    np.testing.assert_allclose(found[0] * found[1][:, None].astype("float64"), values, rtol=3e-7, atol=0)
+    assert np.gcd.reduce(found[0][0]) in (0, 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+def test_a_real_network_has_the_bits_of_xnnpack(lanes: int) -> None:
+    needs("ai_edge_litert")
+    from tests.edgetpu.networks import MOBILENET, run
+
+    target_of(lanes)
+    target, content = f"llvm -mcpu={MCPU[lanes]}", MOBILENET.read_bytes()
+    model = read("mobilenet", MOBILENET, content, {})
+    [tensor] = model.inputs
+    frame = {tensor.name: np.random.default_rng(0).integers(-128, 128, tensor.shape).astype(tensor.dtype)}
+    [expected] = run(content, frame, xnnpack=True).values()
+    np.testing.assert_array_equal(whole(on(model, target), target, frame), expected)
+
+
+def test_other_processors_compute_in_float32() -> None:
+    assert in_integers(["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v2"])
+    assert not in_integers(["llvm -mcpu=x86-64-v3", "cuda -arch=sm_87"])
+    assert not in_integers(["llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"])
