@@ -13,6 +13,8 @@ overhead    what the loop over calls adds to each kernel: 100 calls of a kernel 
 speed       one core, beside TVM 0.19 with our kernels: each in a process of its own, in turns; a ratio is the median
             over rounds of what the two did in one round, and above 1 Relax with our kernels is the faster one
 stock       the same beside Relax as it comes
+xnnpack     the same beside TFLite's XNNPACK, for those of --models that are .tflite files (the MobileNetV2 of the tests
+            without any)
 compile     seconds to compile resnet-50 in an empty cache, in both environments in turns
 prediction  predicted against measured throughput of the planner's candidates, in both environments
 
@@ -58,7 +60,7 @@ HERE = Path(__file__).parent
 SEVEN = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3", "centerface")
 TEN = (*SEVEN, "light_inception_v1", "light_inception_v2", "light_shufflenet")
 FIVE = ("squeezenet", "mobilenet", "resnet-18", "inception_v3", "centerface")
-PARTS = ("slices", "alignment", "overhead", "speed", "stock", "compile", "prediction")
+PARTS = ("slices", "alignment", "overhead", "speed", "stock", "xnnpack", "compile", "prediction")
 TARGETS = {
     "AVX-512": "llvm -mcpu=x86-64-v4",
     "AVX2": "llvm -mcpu=x86-64-v3",
@@ -66,6 +68,7 @@ TARGETS = {
     "AArch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72",
     "CUDA": "cuda -arch=sm_87",
 }
+MOBILENET = HERE.parent / "tests" / "edgetpu" / "data" / "mobilenet_v2_int8.tflite"
 LIMIT = 1e-4  # of the largest value of an output, against onnxruntime
 CONSOLE = Console(width=150)
 
@@ -74,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--relay", type=Path, help="the python of an environment with Relay and this project")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--models", nargs="+", help="names that networks.py knows, or ONNX files[@shapes]")
+    parser.add_argument("--models", nargs="+", help="names that networks.py knows, or files[@shapes]")
     parser.add_argument("--cuts", type=int, default=20, help="of each network")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
@@ -93,7 +96,9 @@ def main() -> None:
 def network_files(relay: Path | None, names: Sequence[str]) -> dict[str, Path]:
     """Return the ONNX file of each network; those of networks.py are written where they are not there."""
     folder = cache_folder() / "networks"
-    known = {name: folder / f"{name}.onnx" for name in names if not name.partition("@")[0].endswith(".onnx")}
+    known = {
+        name: folder / f"{name}.onnx" for name in names if not name.partition("@")[0].endswith((".onnx", ".tflite"))
+    }
     missing = [name for name, file in known.items() if not file.exists()]
     if missing:
         if relay is None:
@@ -291,9 +296,22 @@ def stock(options: argparse.Namespace) -> bool:
     return True
 
 
-def race(label: str, python: Path | str, kind: str, options: argparse.Namespace) -> None:
+def xnnpack(options: argparse.Namespace) -> bool:
+    """Race Relax with our kernels against the engine that TFLite runs by default."""
+    if options.short:
+        CONSOLE.print("xnnpack: left out, since its networks are not small")
+        return True
+    names = [name for name in options.models or () if name.endswith(".tflite")] or [str(MOBILENET)]
+    options.files |= {name: Path(name) for name in names}
+    race("TFLite's XNNPACK", sys.executable, "xnnpack", options, names)
+    return True
+
+
+def race(
+    label: str, python: Path | str, kind: str, options: argparse.Namespace, names: Sequence[str] | None = None
+) -> None:
     core, rows, gains = max(os.sched_getaffinity(0)), [], []
-    for name in options.models or SEVEN:
+    for name in names or options.models or SEVEN:
         with ExitStack() as opened:
             workers = [Worker(sys.executable, "ours", options.files[name], core)]
             opened.callback(workers[0].close)
@@ -306,7 +324,13 @@ def race(label: str, python: Path | str, kind: str, options: argparse.Namespace)
         own, other = (np.array(each) for each in turns)
         low, median, high = np.quantile(other / own, (0.25, 0.5, 0.75))
         gains.append(median)
-        rows.append((name, *(f"{1e3 * np.median(each):.2f}" for each in turns), f"{median:.3f} ({low:.3f}-{high:.3f})"))
+        rows.append(
+            (
+                Path(name).stem,
+                *(f"{1e3 * np.median(each):.2f}" for each in turns),
+                f"{median:.3f} ({low:.3f}-{high:.3f})",
+            )
+        )
         CONSOLE.print("  ", *rows[-1], style="dim", highlight=False)
     rows.append(("geometric mean", "", "", f"{np.exp(np.mean(np.log(gains))):.3f}, least {min(gains):.3f}"))
     columns = ("network", "CPU ms, Relax with our kernels", label, f"{label} / ours (quartiles)")

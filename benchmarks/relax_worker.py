@@ -1,9 +1,10 @@
 """One network in one environment, with Relay or with Relax, as a process that relax.py starts and asks.
 
-    python benchmarks/relax_worker.py ours|stock|compile NETWORK.onnx CORE
+    python benchmarks/relax_worker.py ours|stock|xnnpack|compile NETWORK CORE
 
 ours     the library that the host backend compiles, whole, on one core
 stock    what `tvm.compile` makes of the network by itself (Relax alone)
+xnnpack  TFLite's interpreter with its default engine
 compile  answers how long the host backend takes to compile the network, in an empty cache
 
 It answers on a line of stdout when it is ready. Each line of stdin then asks for a turn of so many seconds, and the
@@ -41,7 +42,12 @@ def main() -> None:
     if kind == "compile":
         print(json.dumps(seconds_to_compile(model)), file=answers, flush=True)
         return
-    run = ours(model, int(core)) if kind == "ours" else stock(network)
+    starts = {
+        "ours": lambda: ours(model, int(core)),
+        "stock": lambda: stock(network),
+        "xnnpack": lambda: xnnpack(network),
+    }
+    run = starts[kind]()
     run()
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
@@ -92,6 +98,18 @@ def stock(network: str) -> Callable[[], object]:
     shape = tuple(int(extent) for extent in parameter.ty.shape)
     frame = tvm.runtime.tensor(noise(Port("frame", shape, "float32")))
     return lambda: machine["main"](frame)
+
+
+def xnnpack(network: str) -> Callable[[], object]:
+    """Return what runs a .tflite file by XNNPACK, on one thread."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(network, num_threads=1)
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        shape, dtype = tuple(map(int, detail["shape"])), np.dtype(detail["dtype"]).name
+        interpreter.set_tensor(detail["index"], noise(Port(detail["name"], shape, dtype)))
+    return interpreter.invoke
 
 
 def seconds_to_compile(model: Model) -> dict[str, float]:

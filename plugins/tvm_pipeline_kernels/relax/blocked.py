@@ -97,6 +97,7 @@ class _Rewriting:
         others = {symbol: function for symbol, function in mod.functions.items() if not function.same_as(self._main)}
         self._builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
         self._forms: dict[Any, dict[str, Any]] = {}
+        self._made: dict[Any, Any] = {}  # the call that made each value
         self._rules: dict[str, Callable[[Any], tuple[Any, str] | None]] = {
             "relax.nn.conv2d": self._any_convolution,
             "relax.nn.pad": self._padding,
@@ -125,7 +126,7 @@ class _Rewriting:
         return relax.transform.DeadCodeElimination()(made)
 
     def _bind(self, binding: Any) -> None:
-        value = binding.value
+        value = self._made[binding.var] = binding.value
         rule = self._rules.get(name_of(value))
         made = rule(value) if rule else None
         if made is None:
@@ -198,16 +199,18 @@ class _Rewriting:
             return None
         outputs, channels = len(weights), shape_of(data)[1]
         block = byte_block(outputs, self._lanes)
-        options = {name: tuple(map(int, attrs[name])) for name in ("strides", "dilation")}
+        options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "dilation")}
         if not block or int(attrs.groups) not in (1, channels):
             return None
         at_once = self._cores.bytes_at_once
         if int(attrs.groups) > 1:
             if not at_once or options["dilation"] != (1, 1):
                 return None
+            inner, padding, fill = self._padded(data)
             packed = depthwise_int8.packed(weights, block, at_once)
-            options = {"strides": options["strides"], "columns": weights.shape[3]}
-            return self._anchor(depthwise_int8, self._blocked(data, block), packed, block, "conv2d", options)
+            options |= {"columns": weights.shape[3], "padding": padding, "fill": fill}
+            del options["dilation"]
+            return self._anchor(depthwise_int8, self._blocked(inner, block), packed, block, "conv2d", options)
         if channels % conv2d_int8.FOUR:
             given, inner = self._plain(data), conv2d_int8.FOUR
         else:
@@ -216,16 +219,22 @@ class _Rewriting:
             given = self._blocked(data, inner)
         return self._anchor(conv2d_int8, given, conv2d_int8.packed(weights, inner, block), block, "conv2d", options)
 
+    def _padded(self, data: Any) -> tuple[Any, tuple[int, ...], int]:
+        """Return what a tensor is a padding of, how much (top, left, bottom, right) and with what."""
+        call = self._made.get(data)
+        if call is not None and name_of(call) == "relax.nn.pad" and (found := _window(call)):
+            return call.args[0], found[0], int(found[1])
+        return data, (0, 0, 0, 0), 0
+
     def _padding(self, call: Any) -> tuple[Any, str] | None:
         """A padding of rows and columns by a constant."""
-        data, attrs = call.args[0], call.attrs
-        layout, around = self._current(data), tuple(map(int, attrs.pad_width))
-        if not layout or len(around) != 8 or any(around[:4]) or str(attrs.pad_mode) != "constant":
+        data = call.args[0]
+        layout, found = self._current(data), _window(call)
+        if not layout or not found:
             return None
-        top, bottom, left, right = around[4:]
-        value = call.args[1] if len(call.args) > 1 else attrs.pad_value
+        (top, left, bottom, right), value = found
         before, after = (0, 0, top, left, 0), (0, 0, bottom, right, 0)
-        options = {"pad_before": before, "pad_after": after, "pad_value": tirx.const(float(value), data.ty.dtype)}
+        options = {"pad_before": before, "pad_after": after, "pad_value": tirx.const(value, data.ty.dtype)}
         # A kernel of its own: fused behind a convolution, its condition would stand in the tiles of that.
         attrs = {LAYOUT: layout, "op_pattern": OPAQUE}
         call = self._builder.call_te(
@@ -380,6 +389,15 @@ class _Rewriting:
         if shape_of(arg) != shape or shape[1] != channels:
             return None
         return self._blocked(arg, block)
+
+
+def _window(pad: Any) -> tuple[tuple[int, int, int, int], float] | None:
+    """Return what a padding adds (top, left, bottom, right) and its value; None if it adds more, or no constant."""
+    around = tuple(map(int, pad.attrs.pad_width))
+    if len(around) != 8 or any(around[:4]) or str(pad.attrs.pad_mode) != "constant":
+        return None
+    top, bottom, left, right = around[4:]
+    return (top, left, bottom, right), float(pad.attrs.pad_value)
 
 
 def _layout(block: int) -> str:

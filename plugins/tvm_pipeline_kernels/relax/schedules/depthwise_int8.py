@@ -48,24 +48,34 @@ def packed(weights: np.ndarray, block: int, at_once: int) -> np.ndarray:
     return np.ascontiguousarray(parted.transpose(0, 2, 3, 1, 4))
 
 
-def compute(data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], columns: int) -> te.Tensor:
-    """Return the convolution of each channel by itself, without padding: (n, blocks, height, width, channels).
+def compute(
+    data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], columns: int, padding: Sequence[int], fill: int
+) -> te.Tensor:
+    """Return the convolution of each channel by itself: (n, blocks, height, width, channels of a block).
 
     Args:
         data: (n, blocks, height, width, channels of a block).
         kernel: as `packed` has it.
         strides: of rows and of columns.
         columns: of the kernel, without what fills it up.
+        padding: top, left, bottom, right.
+        fill: what is padded with.
     """
     n, blocks, read_rows, read_columns, block = (int(extent) for extent in data.shape)
     _, rows, groups, _, at_once = (int(extent) for extent in kernel.shape)
     row_stride, column_stride = map(int, strides)
-    height, width = (read_rows - rows) // row_stride + 1, (read_columns - columns) // column_stride + 1
+    top, left, bottom, right = map(int, padding)
+    height = (read_rows + top + bottom - rows) // row_stride + 1
+    width = (read_columns + left + right - columns) // column_stride + 1
 
     reach = (width - 1) * column_stride + groups * at_once
     copy = te.compute(
         (n, blocks, (height - 1) * row_stride + rows, reach, block),
-        lambda b, o, y, x, c: tirx.if_then_else(x < read_columns, data(b, o, y, x, c), tirx.const(0, "uint8")),
+        lambda b, o, y, x, c: tirx.if_then_else(
+            tirx.all(y >= top, y < top + read_rows, x >= left, x < left + read_columns),
+            data(b, o, y - top, x - left, c),
+            tirx.const(fill, "uint8"),
+        ),
         name="pad",
     )
     row, group, column = (

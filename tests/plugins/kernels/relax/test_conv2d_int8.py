@@ -106,9 +106,18 @@ def test_sums_of_all_channels(
     extents=st.tuples(SIZES, SIZES),
     window=st.sampled_from([(1, 1), (3, 3), (5, 5), (3, 7)]),
     strides=st.sampled_from([(1, 1), (2, 2), (1, 2)]),
+    padding=st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 3)]),
 )
 def test_sums_of_each_channel(
-    lanes: int, at_once: int, batch: int, block: int, blocks: int, extents: Any, window: Any, strides: Any
+    lanes: int,
+    at_once: int,
+    batch: int,
+    block: int,
+    blocks: int,
+    extents: Any,
+    window: Any,
+    strides: Any,
+    padding: Any,
 ) -> None:
     target, cores = cores_for(lanes, at_once)
     block = min(block, max(8, lanes))
@@ -118,9 +127,11 @@ def test_sums_of_each_channel(
     weights = draw.integers(-128, 128, (channels, 1, *window)).astype("int8")
     found = sums_of(
         depthwise_int8,
-        lambda x, kernel: depthwise_int8.compute(x, kernel, strides, window[1]),
+        lambda x, kernel: depthwise_int8.compute(x, kernel, strides, window[1], padding, 77),
         [blocked(data, block), depthwise_int8.packed(weights, block, at_once)],
         target,
         cores,
     )
-    np.testing.assert_array_equal(found, convolution(data, weights, channels, strides))
+    top, left, bottom, right = padding
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=77)
+    np.testing.assert_array_equal(found, convolution(padded, weights, channels, strides))
