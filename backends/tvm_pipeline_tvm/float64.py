@@ -102,10 +102,8 @@ def next_tolerance(
         The error that is measured, and what each layer is allowed in the next library: a tenth at first, and at last
         none. None where this library is within the tolerance.
     """
-    _log.info(f"comparing {name} for {target} with float64")
     try:
-        with ThreadPoolExecutor(1) as thread:  # TVM's pool of threads for a thread that runs kernels ends with it
-            error = thread.submit(error_of).result()
+        error = measured_error(name, target, error_of)
     except ModelError as refusal:
         _log.info(f"{name} for {target} is compiled again, by direct sums: {refusal}")
         return np.inf, 0.0
@@ -116,6 +114,13 @@ def next_tolerance(
         f"of {tolerance:g}"
     )
     return error, tolerance / 10 if allowed == tolerance else 0.0
+
+
+def measured_error(name: str, target: str, error_of: Callable[[], float]) -> float:
+    """Return the error of a library, in whose kernels no thread of TVM's is left; raise ModelError as `error_of`."""
+    _log.info(f"comparing {name} for {target} with float64")
+    with ThreadPoolExecutor(1) as thread:  # TVM's pool of threads for a thread that runs kernels ends with it
+        return thread.submit(error_of).result()
 
 
 def worst_error(found: Sequence[Array], expected: Sequence[Array]) -> float:

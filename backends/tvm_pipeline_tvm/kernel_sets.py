@@ -138,17 +138,30 @@ class RelaxKernels(Kernels):
         """Return whether convolutions of int8 are fast on CPU cores; quantised layers stay in float32 elsewhere."""
         return False
 
-    def layouts(self, target: Any, tolerance: float, choices: Choices) -> Sequence[Any]:
+    def refuses_weights(self, storage: str, target: str) -> str:
+        """Return why kernels for CPU cores cannot read weights of 16 bits, with what would help; empty if they can.
+
+        Args:
+            storage: the type of the weights; see `Model.weights`.
+        """
+        return f"{MISSING}, and TVM's own schedules read float32 alone; install it (`pip install tvm-pipeline`)"
+
+    def layouts(self, target: Any, tolerance: float, choices: Choices, storage: str = "float32") -> Sequence[Any]:
         """Return passes over a simplified module before its operators are legalised.
 
         Args:
             tolerance: as in `RelayKernels.building`.
             choices: of tuning.
+            storage: the type of the weights of convolutions in memory; kernels compute in float32.
         """
         return ()
 
-    def legalizations(self, target: Any) -> Mapping[str, Legalization]:
-        """Return by operator what LegalizeOps is to make of it in the place of TVM's."""
+    def legalizations(self, target: Any, storage: str = "float32") -> Mapping[str, Legalization]:
+        """Return by operator what LegalizeOps is to make of it in the place of TVM's.
+
+        Args:
+            storage: the type of the weights of matrix products in memory.
+        """
         return {}
 
     def scheduled(self, function: Any, target: Any) -> tuple[Any, str]:

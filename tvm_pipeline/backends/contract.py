@@ -196,6 +196,10 @@ class CompiledModel(ABC):
         """Return what is tuned in the model, for each target where anything is."""
         return []
 
+    def stored_weights(self) -> list[StoredWeights]:
+        """Return how weights are stored, for each target where they have 16 bits."""
+        return []
+
     def kernels_to_tune(self, device: Device) -> Mapping[str, Sequence[Hashable]]:
         """Return the kernels of each operator that tuning can make faster on a device; equal kernels are tuned once."""
         return {}
@@ -260,6 +264,10 @@ class Backend(ABC):
     def refuses(self, model: Model) -> str:
         """Return why it cannot compile the model, with what would help; empty if it can."""
         return ""
+
+    def refuses_weights(self) -> str:
+        """Return why it cannot store weights in 16 bits (`Model.weights`), with what would help; empty if it can."""
+        return f"the backend {self.name} stores weights in float32 alone; leave its devices out, or leave `weights` out"
 
     def refuses_slice(self, part: Model) -> str:
         """Return why it cannot compile a slice of a model; empty if it can, or cannot tell before it tries.
@@ -447,6 +455,9 @@ class Delegating(CompiledModel):
     def tuned(self) -> list[TunedKernels]:
         return self.inner.tuned()
 
+    def stored_weights(self) -> list[StoredWeights]:
+        return self.inner.stored_weights()
+
     def kernels_to_tune(self, device: Device) -> Mapping[str, Sequence[Hashable]]:
         return self.inner.kernels_to_tune(self.inner_device(device))
 
@@ -553,6 +564,32 @@ class TunedKernels:
         error = "estimated from the weights alone" if self.error is None else f"{self.error:.1e} of the largest output"
         by = [f"{self.winograd} by Winograd's algorithm (error against float64: {error})"] if self.winograd else []
         return f"kernels for {self.target}: {', '.join(tuned + by)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What weights in 16 bits save and cost on a target; see `Model.weights`.
+
+    Attributes:
+        storage: the type of the weights of convolutions and matrix products.
+        bytes: of all constants of the model, as they are stored.
+        float32_bytes: of all constants, were these weights float32.
+        error: of the model's outputs against float64 of the weights before they were rounded, over the largest of each;
+            None where it was not measured.
+    """
+
+    target: str
+    storage: str
+    bytes: int
+    float32_bytes: int
+    error: float | None = None
+
+    def __str__(self) -> str:
+        error = "not measured" if self.error is None else f"{self.error:.1e} of the largest output"
+        return (
+            f"weights in {self.storage} for {self.target}: {self.float32_bytes:,} -> {self.bytes:,} bytes "
+            f"(error against float64 of the weights that were given: {error})"
+        )
 
 
 class Rewriting(Protocol):

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from tvm_pipeline.backends.contract import Backend
 from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
-from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.model import FLOAT32, Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError, nearest
 from tvm_pipeline.plugins import entry_points
@@ -206,6 +206,8 @@ def detect_platform(model: Model | None = None) -> Platform:
             continue
         devices = backend.detect()
         refused = backend.refuses(model) if model and devices else ""
+        if not refused and devices and model and model.weights != FLOAT32:
+            refused = backend.refuses_weights()
         if refused:
             reasons.append(f"{_listed(devices)} left out: {refused}")
         elif devices:

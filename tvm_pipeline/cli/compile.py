@@ -33,6 +33,7 @@ from tvm_pipeline.cli.options import (
     ToleranceOption,
     ValuesOption,
     VerifyOption,
+    WeightsOption,
     check_apart,
     check_outputs,
     check_remote,
@@ -43,7 +44,7 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options, without_warnings
 from tvm_pipeline.core.in_mode import in_mode
-from tvm_pipeline.core.model import TOLERANCE, Model
+from tvm_pipeline.core.model import FLOAT32, TOLERANCE, Model
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem, check_limits, checked_objective
 from tvm_pipeline.core.profile import read_profile
@@ -119,6 +120,7 @@ def command(
     ] = False,
     memory_rewrite: MemoryRewriteOption = False,
     tolerance: ToleranceOption = TOLERANCE,
+    weights: WeightsOption = FLOAT32,
     batch: Annotated[
         str,
         typer.Option(
@@ -197,6 +199,7 @@ def command(
                 devices=device,
                 engines=engines,
                 tolerance=tolerance,
+                weights=weights,
                 values=values,
                 carry=states,
                 power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
@@ -208,7 +211,7 @@ def command(
         memory_order = made.compiled.order == "memory"
         reading = known.read(made.compiled.graph, made.metadata, around_it) if known else None
         prepared = reading.preprocessing if reading and settings else None
-        compared = _compared(machine, made, model, input_shapes, input_values, states, tolerance)
+        compared = _compared(machine, made, model, input_shapes, input_values, states, tolerance, weights)
         measured = measured_profile(made, profile[0] if profile else None, machine=machine)
         if elsewhere := machine.other_mode(made.platform, measured.power_mode):
             if source:
@@ -277,13 +280,14 @@ def command(
         write_bundle(output, bundle)
     if json:
         listed: dict[str, Any] = {"tuned": [asdict(found) for found in made.compiled.tuned()]}
+        listed |= {"weights": [asdict(found) for found in made.compiled.stored_weights()]}
         listed |= {"activations": activations} if memory_order else {}
         listed |= {"rewriting": asdict(made.rewriting)} if made.rewriting else {}
         listed |= {"board": machine.name, "compared": compared} if remote else {}
         print_json({"output": str(output), **decision_json(decision, problem.platform), **listed})
     else:
         show(candidates_table(decision), json)
-        for found in made.compiled.tuned():
+        for found in (*made.compiled.tuned(), *made.compiled.stored_weights()):
             show(str(found), json)
         if memory_order:
             show(_activations_table(activations), json)
@@ -312,6 +316,7 @@ def _compared(
     input_values: str | None,
     states: Carry,
     tolerance: float,
+    weights: str,
 ) -> list[str]:
     """Compare a model on a board with the same model compiled for this machine; return a line for each kind of device.
 
@@ -323,7 +328,7 @@ def _compared(
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     try:
         with without_warnings():
-            own = compile_source(model, shapes, None, tolerance=tolerance, values=values, carry=states)
+            own = compile_source(model, shapes, None, tolerance=tolerance, weights=weights, values=values, carry=states)
     except PipelineError as error:
         warn(f"what board {machine.name} computes is not compared with this machine: {error}")
         return []

@@ -133,6 +133,14 @@ ToleranceOption = Annotated[
         "its largest value. It is measured against float64 when the model is compiled. 0 keeps direct sums.",
     ),
 ]
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        help="How weights of convolutions and matrix products are stored: float32; or rounded to float16 or bfloat16, "
+        "in half of the memory. All is computed in float32. What rounding costs is measured. Needs Relax.",
+    ),
+]
 MemoryRewriteOption = Annotated[
     bool,
     typer.Option(

@@ -46,7 +46,7 @@ def command(
     with opened_bundle(bundle) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
-        tuned = opened.compiled.tuned()
+        tuned, weights = opened.compiled.tuned(), opened.compiled.stored_weights()
     memories = stage_memories(problem.graph, problem.platform, chosen)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
@@ -66,6 +66,7 @@ def command(
                 **choice,
                 "memory": memories,
                 "tuned": [asdict(found) for found in tuned],
+                "weights": [asdict(found) for found in weights],
                 "rewriting": asdict(opened.rewriting) if opened.rewriting else None,
                 "pictures": drawn,
             }
@@ -76,7 +77,7 @@ def command(
             show_table(with_options(decision.why), json)
         show_table(stages_table(evaluation, chosen), json)
         show_table(stages_memory_table(memories), json)
-        for found in tuned:
+        for found in (*tuned, *weights):
             show_table(str(found), json)
         if opened.rewriting:
             if opened.rewriting.operators:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -16,6 +16,9 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import OptionError
 
 TOLERANCE, MOST_TOLERANCE = 1e-5, 1e-2  # of a model that nobody gave another one, and what no model should lose
+
+WeightType = Literal["float32", "float16", "bfloat16"]
+FLOAT32: WeightType = "float32"
 
 Format = Literal["onnx", "tflite", "relay", "relay.json", "relay.testing", "relax.json"]
 
@@ -37,6 +40,8 @@ class Model:
             plain TVM computes it; see `tvm_pipeline_tvm/kernel_sets.py`.
         metadata: what the file says about itself, as text; see `frontends/model_metadata.py`.
         notes: what was assumed or changed while it was read, a line each, for the user.
+        weights: the type in which the weights of convolutions and matrix products are stored. All is computed in
+            float32; weights in 16 bits take half of the memory.
 
     Examples:
         >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
@@ -55,12 +60,14 @@ class Model:
     shaped: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    weights: WeightType = FLOAT32
 
     @property
     def digest(self) -> str:
         """The SHA-256 of all that the compiled code depends on, but for the choices that tuning may make."""
         described = msgspec.json.encode((self.name if not self.content else "", self.format, self.inputs))
-        return hashlib.sha256(b"\0".join((described, self.params, self.content))).hexdigest()
+        rounded = () if self.weights == FLOAT32 else (self.weights.encode(),)
+        return hashlib.sha256(b"\0".join((described, self.params, self.content, *rounded))).hexdigest()
 
 
 def with_tolerance(model: Model, tolerance: float | None) -> Model:
@@ -75,3 +82,18 @@ def with_tolerance(model: Model, tolerance: float | None) -> Model:
             value=tolerance,
         )
     return replace(model, tolerance=tolerance)
+
+
+def with_weights(model: Model, weights: str | None) -> Model:
+    """Return the model with weights of this type, or its own; raise OptionError where there is no such type."""
+    found = next((known for known in get_args(WeightType) if known == weights), None)
+    if weights is None:
+        return model
+    if found is None:
+        raise OptionError(
+            f"`weights` {weights}: weights are stored as float32, or in half of the memory as float16 or bfloat16; "
+            "give one of these",
+            option="weights",
+            value=weights,
+        )
+    return replace(model, weights=found)

@@ -42,7 +42,7 @@ def batched(model: Model, inputs: Sequence[Tensor], batch: int) -> Model:
             "long, or give the file that it was imported from"
         )
     whole = onnx.read(model.name, Path(model.name), _reshaped(model, batch), shapes, {})
-    return replace(whole, tolerance=model.tolerance, metadata=model.metadata)
+    return replace(whole, tolerance=model.tolerance, weights=model.weights, metadata=model.metadata)
 
 
 def _reshaped(model: Model, batch: int) -> bytes:

@@ -123,6 +123,7 @@ def compile(
     input_shapes: Shapes | None = None,
     verify_s: float = VERIFY_S,
     tolerance: float | None = None,
+    weights: str | None = None,
     batch: int | str = 1,
 ) -> CompiledPipeline:
     """Compile a model, measure it on each device, find the best plan and verify it side by side with the next ones.
@@ -139,6 +140,8 @@ def compile(
             prediction.
         tolerance: the error that faster algorithms, such as Winograd's, may have in an output, over its largest value;
             0 keeps direct sums. Without it, 1e-5 for a file, and 0 for a module.
+        weights: the type in which weights are stored: "float32", or "float16" or "bfloat16", which take half of the
+            memory and are rounded. All is computed in float32.
         batch: how many frames a call of a stage computes together; "auto" tries 1, 2, 4 and 8, and takes more than 1
             only if that is faster.
 
@@ -167,7 +170,7 @@ def compile(
     source = model if isinstance(model, (str, Path, Model)) else _of_module(model, params or {})
 
     def compiled_again(source: str | Path | Model, shapes: Shapes | None = None) -> Compiled:
-        return compile_source(source, shapes, platform, devices=chosen, tolerance=tolerance)
+        return compile_source(source, shapes, platform, devices=chosen, tolerance=tolerance, weights=weights)
 
     def decided(made: Compiled, problem: Problem) -> Planned:
         decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, MemoryRewriting, Order
-from tvm_pipeline.backends.registry import served_devices, settle_platform
-from tvm_pipeline.core.model import Model
+from tvm_pipeline.backends.registry import find_backend, served_devices, settle_platform
+from tvm_pipeline.core.model import FLOAT32, Model
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.workflow.doubts import stand_in_warnings
@@ -68,7 +68,7 @@ def compiled_on(model: Model, platform: Platform, options: CompileOptions) -> Co
     try:
         return _compiled_beside(model, backend, settled, options)
     except ModelError as error:
-        if options.asked or options.elsewhere:
+        if options.asked or options.elsewhere or model.weights != FLOAT32:  # engines store float32
             raise
         if options.rewrite:
             raise ModelError(
@@ -98,6 +98,9 @@ def _order_of(platform: Platform) -> Order:
 
 
 def _compiled(model: Model, backend: Backend, settled: Platform, options: CompileOptions) -> Compiled:
+    for name in {device.backend for device in settled.devices} if model.weights != FLOAT32 else ():
+        if why := find_backend(name).refuses_weights():
+            raise PlatformError(f"`weights` {model.weights}: {why}")
     compile_: Callable[..., CompiledModel] = backend.compile
     if options.elsewhere:
         compile_ = partial(backend.compile_elsewhere, tuned=options.tuned, processor=options.processor)

@@ -27,7 +27,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
 from tvm_pipeline.core.instance import is_instance, read_instance
-from tvm_pipeline.core.model import Model, with_tolerance
+from tvm_pipeline.core.model import Model, with_tolerance, with_weights
 from tvm_pipeline.core.plan import Decision, Plan, check_one_model, read_plan
 from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.problem import Objective, Problem, counts_edges, is_lexicographic
@@ -124,6 +124,7 @@ def compile_source(
     engines: str = "",
     tuned: bool = True,
     tolerance: float | None = None,
+    weights: str | None = None,
     values: Values | None = None,
     carry: Carry = (),
     power_mode: str = "",
@@ -144,6 +145,7 @@ def compile_source(
         engines: which engines have devices, as `engines.with_engines`; the platform's own if it is empty.
         tuned: False leaves out what tuning has found.
         tolerance: the error that faster algorithms may have, see `Model.tolerance`; the model's own without it.
+        weights: the type in which weights are stored, see `Model.weights`; the model's own without it.
         values: of inputs that become constants.
         carry: pairs of an input, and the output that is this input for the next frame; see `core/state_loops.py`.
         power_mode: of the platform, whose devices it is compiled for as they are in this mode; empty for all.
@@ -152,7 +154,8 @@ def compile_source(
         machine: the one that has the devices.
     """
     model = source if isinstance(source, Model) else load(source, shapes, values)
-    model, name = with_tolerance(model, tolerance), model.name if isinstance(source, Model) else str(source)
+    name = model.name if isinstance(source, Model) else str(source)
+    model = with_weights(with_tolerance(model, tolerance), weights)
     for note in model.notes:
         _log.warning(f"{model.name}: {note}")
     with _naming(name, model):

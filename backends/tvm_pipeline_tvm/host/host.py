@@ -28,8 +28,8 @@ from tvm_pipeline_tvm.host.detection import (
     missing_features,
     not_run_here,
 )
+from tvm_pipeline_tvm.installed_ir import RELEASES, described_version, installed_ir, installed_model
 from tvm_pipeline_tvm.installed_ir import described as described_tvm
-from tvm_pipeline_tvm.installed_ir import described_version, installed_ir, installed_model
 from tvm_pipeline_tvm.kernel_sets import installed_kernels
 from tvm_pipeline_tvm.target_text import other_processor
 
@@ -46,6 +46,15 @@ class HostBackend(Backend):
 
     name = "host"
     can_tune = True
+
+    def refuses_weights(self) -> str:
+        if installed_ir() == "relax":  # which then asks its kernels for each target
+            return ""
+        here, other = RELEASES["relay"].title, RELEASES["relax"].title
+        return (
+            f"weights in 16 bits need {other}, and the TVM that is installed has {here}: leave `weights` out, or run "
+            "`pip install 'tvm-pipeline[relax]'` in another environment"
+        )
 
     def refuses_slice(self, model: Model) -> str:
         try:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,25 @@ import msgspec
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 
+from tvm_pipeline.backends.contract import StoredWeights
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.model import FLOAT32, Model
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.files import SUMS, cache_folder, linked
 from tvm_pipeline_tvm.devices.nvrtc import arch_of
 from tvm_pipeline_tvm.devices.targets import has_own_memory, kind_of
-from tvm_pipeline_tvm.float64 import next_tolerance
+from tvm_pipeline_tvm.float64 import measured_error, next_tolerance
 from tvm_pipeline_tvm.kernel_sets import MISSING, OWN, Choices, choices_of, hashable, relax_kernels
-from tvm_pipeline_tvm.kernels import Entry, Kernel
+from tvm_pipeline_tvm.kernels import Entry, Kernel, tensor_bytes
 from tvm_pipeline_tvm.library_cache import tuned_or_made
 from tvm_pipeline_tvm.linking import check_linker, export_library
 from tvm_pipeline_tvm.machine_code import load_kernels
 from tvm_pipeline_tvm.overwriting import overwritable, overwritten
 from tvm_pipeline_tvm.relax import kernel_passes
 from tvm_pipeline_tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
+from tvm_pipeline_tvm.relax.dataflow import Constant
 from tvm_pipeline_tvm.relax.distinct_outputs import output_names
 from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline_tvm.relax.importer import import_model
@@ -77,6 +79,7 @@ class _LibraryFile(msgspec.Struct, frozen=True):
     error: float | None = None
     workloads: dict[str, Any] = msgspec.field(default_factory=dict)  # as the two before
     choices: tuple[tuple[Any, Any], ...] = ()
+    weights: StoredWeights | None = None
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Library:
             not measured.
         workloads: of each function that tuning can make faster.
         choices: of tuning, for workloads of this library.
+        weights: what storing them in 16 bits saves and costs; None where they are float32.
     """
 
     target: str
@@ -113,6 +117,7 @@ class Library:
     error: float | None = None
     workloads: Mapping[str, Any] = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
+    weights: StoredWeights | None = None
     tensors: list[Any] = field(init=False)
     _functions: dict[str, Any] = field(init=False, default_factory=dict)
 
@@ -218,6 +223,7 @@ def build_library(
         saved = compile_module(
             *(model.name, import_model(model), target, folder, host, own),
             tolerance=model.tolerance,
+            storage=model.weights,
             elsewhere=elsewhere,
             integers=integers,
         )
@@ -240,6 +246,7 @@ def compile_module(
     choices: Choices | None = None,
     *,
     tolerance: float = 0.0,
+    storage: str = "float32",
     elsewhere: bool = False,
     integers: bool = False,
 ) -> _LibraryFile:
@@ -249,7 +256,8 @@ def compile_module(
 
     Where kernels of other sums come into it (`Model.tolerance`), the error of its outputs is measured, unless it runs
     elsewhere. If that is too large, it is compiled again: each layer may then have a tenth of the error, and at last
-    none.
+    none. Where the `storage` of weights has 16 bits (`Model.weights`), there are no such kernels, whose weights take
+    more memory, and the error against float64 of the weights that were given is measured.
     """
     check_linker((host or "llvm") if has_own_memory(target) else target)
     _log.info(f"compiling {name} for {target}")
@@ -260,9 +268,13 @@ def compile_module(
     )
     plain = simplified(mod)
     padded = pad_channels(integer_layers(plain) if integers else plain)
-    allowed = tolerance
+    allowed = tolerance if storage == FLOAT32 else 0.0
     while True:
-        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed, choices or {})
+        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed, choices or {}, storage)
+        if saved.weights and not elsewhere:
+            error = _error_of_rounding(name, target, partial(error_of, load_library(folder), pad_channels(plain)))
+            saved = msgspec.structs.replace(saved, weights=replace(saved.weights, error=error))
+            (folder / INDEX).write_bytes(msgspec.json.encode(saved))
         if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
             return saved
         measure = partial(error_of, load_library(folder), pad_channels(plain))
@@ -276,6 +288,15 @@ def compile_module(
             file.unlink()
 
 
+def _error_of_rounding(name: str, target: str, error_of: Callable[[], float]) -> float | None:
+    """Return the error of a library whose weights are rounded; None where float64 does not tell."""
+    try:
+        return measured_error(name, target, error_of)
+    except ModelError as refusal:
+        _log.warning(f"what rounded weights cost {name} for {target} is not measured: {refusal}")
+        return None
+
+
 def _written(
     name: str,
     mod: tvm.IRModule,
@@ -286,6 +307,7 @@ def _written(
     outputs: tuple[str, ...],
     tolerance: float,
     choices: Choices,
+    storage: str,
 ) -> _LibraryFile:
     """Compile a simplified module, write all of its library, and return what its index says."""
     rules: dict[str, str] = {}
@@ -294,7 +316,7 @@ def _written(
         if has_own_memory(target):
             flat, overwriting = _write_cuda(mod, target, host, folder, rules)
         else:
-            flat, overwriting = _write_cpu(mod, target, folder, rules, workloads, tolerance, choices)
+            flat, overwriting = _write_cpu(mod, target, folder, rules, workloads, tolerance, choices, storage)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except PlatformError:
@@ -318,9 +340,27 @@ def _written(
         overwriting,
         workloads=workloads,
         choices=tuple((one, choices[one]) for one in sorted(set(workloads.values())) if one in choices),
+        weights=None if storage == FLOAT32 else _stored_weights(target, storage, flat.constants, mod),
     )
     (folder / INDEX).write_bytes(msgspec.json.encode(saved))
     return saved
+
+
+def _stored_weights(target: str, storage: str, constants: Sequence[Any], mod: tvm.IRModule) -> StoredWeights:
+    """Return the bytes of a library's constants, and what they would be if weights that were rounded were float32."""
+    given: list[Any] = []
+    relax.analysis.post_order_visit(
+        mod["main"], lambda expr: given.append(expr.value) if isinstance(expr, Constant) else None
+    )
+
+    def sizes(arrays: Iterable[Any]) -> list[tuple[int, bool]]:
+        described = [(tuple(map(int, each.shape)), str(each.dtype)) for each in arrays]
+        return [(tensor_bytes(shape, dtype), dtype.endswith("16")) for shape, dtype in described]
+
+    made = sizes(constants)
+    halved = sum(size for size, is_half in made if is_half) - sum(size for size, is_half in sizes(given) if is_half)
+    total = sum(size for size, _ in made)
+    return StoredWeights(target, storage, total, total + halved)
 
 
 def _write_cpu(
@@ -331,10 +371,11 @@ def _write_cpu(
     workloads: dict[str, Any],
     tolerance: float,
     choices: Choices,
+    storage: str,
 ) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
     """Compile for CPU cores; return the kernels, and of each function what its result may overwrite."""
     compiler = tvm_target(target)
-    fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance, choices=choices)
+    fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance, choices=choices, storage=storage)
     flat = flat_module(fused)
     functions = functions_of(kernel_passes.kernels(fused, compiler, rules, workloads))
     overwriting: dict[str, tuple[int, ...]] = {}
@@ -428,6 +469,7 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
         saved.error,
         {name: hashable(workload) for name, workload in saved.workloads.items()},
         choices_of(saved.choices),
+        saved.weights,
     )
 
 

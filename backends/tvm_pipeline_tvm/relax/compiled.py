@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Order, Seconds, TunedKernels
+from tvm_pipeline.backends.contract import Order, Seconds, StoredWeights, TunedKernels
 from tvm_pipeline.backends.ports import input_for_timing
-from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.model import FLOAT32, Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import RunError
+from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline_tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, kind_of
@@ -50,6 +50,10 @@ class RelaxModel(TvmModel[Library]):
     ) -> list[Library]:
         """Compile for each target; see `TvmModel.build`."""
         distinct = dict.fromkeys(map(compiler_target, targets))
+        for one in distinct if model.weights != FLOAT32 else ():
+            gpu = "kernels for GPUs read float32 alone; leave the device out, or leave `weights` out"
+            if why := gpu if has_own_memory(one) else relax_kernels().refuses_weights(model.weights, one):
+                raise PlatformError(f"`weights` {model.weights} for the target `{one}`: {why}")
         recorded = partial(relax_kernels().recorded, tolerance=model.tolerance, measured_on=processor)
         choices = {one: recorded(one) if tuned and not has_own_memory(one) else {} for one in distinct}
         if any(kind_of(one) == "cuda" and one not in elsewhere for one in distinct):
@@ -88,6 +92,9 @@ class RelaxModel(TvmModel[Library]):
             for target, one, winograd in found
             if one.choices or winograd
         ]
+
+    def stored_weights(self) -> list[StoredWeights]:
+        return [library.weights for library in self.libraries.values() if library.weights]
 
     def kernels_to_tune(self, device: Device) -> dict[str, list[Any]]:
         """Return the workloads of the operators that tuning can make faster."""

@@ -53,18 +53,19 @@ def fused(
     apart: bool = False,
     tolerance: float = 0.0,
     choices: Choices = MappingProxyType({}),
+    storage: str = "float32",
 ) -> tvm.IRModule:
     """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel.
 
     With `apart` concatenations that slices can do in place are kernels of their own; see `ConcatenationsApart`.
-    `tolerance` and `choices` are those of `RelaxKernels.layouts`.
+    `tolerance`, `choices` and `storage` are those of `RelaxKernels.layouts`.
     """
     installed = relax_kernels()
     with target:
         return tvm.transform.Sequential(
             [
-                *installed.layouts(target, tolerance, choices),
-                relax.transform.LegalizeOps(EXTREMES | dict(installed.legalizations(target))),
+                *installed.layouts(target, tolerance, choices, storage),
+                relax.transform.LegalizeOps(EXTREMES | dict(installed.legalizations(target, storage))),
                 relax.transform.AnnotateTIROpPattern(),
                 *([ConcatenationsApart()] if apart else []),
                 relax.transform.FuseOps(),

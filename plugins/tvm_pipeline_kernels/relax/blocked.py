@@ -46,6 +46,7 @@ from tvm_pipeline_kernels.relax.schedules import (
 )
 from tvm_pipeline_kernels.relax.schedules.choice import attributes
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
+from tvm_pipeline_kernels.relax.schedules.stored_weights import stored
 from tvm_pipeline_kernels.tiles import byte_block, channel_block
 from tvm_pipeline_kernels.winograd import Winograd, first_within
 from tvm_pipeline_tvm.relax.dataflow import LAYOUT, constant_of, name_of, plain_main, shape_of
@@ -79,21 +80,28 @@ class BlockedLayout:
         cores: whose vectors the blocks are to fill.
         tolerance: the error that Winograd's algorithm may have in a layer, over its largest output; 0 forbids it.
         choices: of tuning, for convolutions.
+        storage: of the weights of convolutions; see `stored_weights.py`.
     """
 
-    def __init__(self, cores: Cores, tolerance: float = 0.0, choices: Choices = MappingProxyType({})) -> None:
-        self._cores, self._tolerance, self._choices = cores, tolerance, choices
+    def __init__(
+        self,
+        cores: Cores,
+        tolerance: float = 0.0,
+        choices: Choices = MappingProxyType({}),
+        storage: str = "float32",
+    ) -> None:
+        self._cores, self._tolerance, self._choices, self._storage = cores, tolerance, choices, storage
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        return _Rewriting(mod, self._cores, self._tolerance, self._choices).finished()
+        return _Rewriting(mod, self._cores, self._tolerance, self._choices, self._storage).finished()
 
 
 class _Rewriting:
     """Writes `main` anew; `forms` has each value under the layouts in which it is at hand."""
 
-    def __init__(self, mod: tvm.IRModule, cores: Cores, tolerance: float, choices: Choices) -> None:
+    def __init__(self, mod: tvm.IRModule, cores: Cores, tolerance: float, choices: Choices, storage: str) -> None:
         self._main, self._lanes = mod["main"], cores.lanes
-        self._cores, self._tolerance, self._choices = cores, tolerance, choices
+        self._cores, self._tolerance, self._choices, self._storage = cores, tolerance, choices, storage
         others = {symbol: function for symbol, function in mod.functions.items() if not function.same_as(self._main)}
         self._builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
         self._forms: dict[Any, dict[str, Any]] = {}
@@ -287,14 +295,15 @@ class _Rewriting:
         self, rule: Any, data: Any, packed: np.ndarray, block: int, name: str, options: dict[str, Any]
     ) -> tuple[Any, str]:
         layout = _layout(block)
-        return self._emit(rule.compute, data, constant(packed), name=name, layout=layout, **options), layout
+        kernel = constant(stored(packed, self._storage))
+        return self._emit(rule.compute, data, kernel, name=name, layout=layout, **options), layout
 
     def _grouped(self, call: Any, weights: np.ndarray, groups: int, options: dict[str, Any]) -> tuple[Any, str]:
         data, lanes = call.args[0], self._lanes
         channels, outputs = shape_of(data)[1], len(weights)
         options = {**options, "groups": groups, "lanes": lanes}
         if group_conv2d.layout(channels, outputs, groups, lanes) == "NCHW":
-            kernel, given = constant(weights), self._plain(data)
+            kernel, given = constant(stored(weights, self._storage)), self._plain(data)
             return self._emit(group_conv2d.compute, given, kernel, name="conv2d", layout="", **options), ""
         given = self._blocked(data, channel_block(channels, lanes))
         packed = group_conv2d.packed(weights, groups, lanes)

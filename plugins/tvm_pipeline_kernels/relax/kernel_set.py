@@ -14,11 +14,12 @@ from tvm_pipeline_kernels.relax.blocked import BlockedLayout
 from tvm_pipeline_kernels.relax.gpu_rules import by_convolution, by_window
 from tvm_pipeline_kernels.relax.legalizations import legalizations
 from tvm_pipeline_kernels.relax.schedules import conv2d_winograd, scheduled, workload_of
-from tvm_pipeline_kernels.relax.schedules.cores import cores_of
+from tvm_pipeline_kernels.relax.schedules.cores import converts_float16, cores_of
 from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
 from tvm_pipeline_kernels.tuning import tuner, tuning_records
 from tvm_pipeline_tvm.devices.targets import has_own_memory
 from tvm_pipeline_tvm.kernel_sets import Choices, GpuRule, Legalization, RelaxKernels
+from tvm_pipeline_tvm.target_text import tvm_target
 
 
 class OwnRelaxKernels(RelaxKernels):
@@ -49,14 +50,19 @@ class OwnRelaxKernels(RelaxKernels):
     def computes_integers(self, target: Target) -> bool:
         return cores_of(target).bytes_at_once > 0
 
-    def layouts(self, target: Target, tolerance: float, choices: Choices) -> Sequence[Any]:
-        return [BlockedLayout(cores_of(target), tolerance, choices)]
+    def refuses_weights(self, storage: str, target: str) -> str:
+        if storage != "float16" or converts_float16(tvm_target(target)):
+            return ""
+        return "such cores have no instructions that convert float16; store them in bfloat16, which needs none"
+
+    def layouts(self, target: Target, tolerance: float, choices: Choices, storage: str = "float32") -> Sequence[Any]:
+        return [BlockedLayout(cores_of(target), tolerance, choices, storage)]
 
     def workload_of(self, function: tirx.PrimFunc) -> Any | None:
         return workload_of(function)
 
-    def legalizations(self, target: Target) -> Mapping[str, Legalization]:
-        return legalizations(cores_of(target))
+    def legalizations(self, target: Target, storage: str = "float32") -> Mapping[str, Legalization]:
+        return legalizations(cores_of(target), storage)
 
     def scheduled(self, function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         return scheduled(function, cores_of(target))

@@ -20,17 +20,22 @@ from tvm import relax
 
 from tvm_pipeline_kernels.relax.schedules import concatenate, dense, softmax
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
+from tvm_pipeline_kernels.relax.schedules.stored_weights import stored
 from tvm_pipeline_tvm.relax.dataflow import constant_of, fields, name_of, shape_of
 from tvm_pipeline_tvm.relax.numpy_table import constant
 
 Legalization = Callable[[Any, Any], Any]
 
 
-def legalizations(cores: Cores) -> dict[str, Legalization]:
-    """Return what LegalizeOps is to take in the place of its own for these cores."""
+def legalizations(cores: Cores, storage: str = "float32") -> dict[str, Legalization]:
+    """Return what LegalizeOps is to take in the place of its own for these cores.
+
+    Args:
+        storage: of the weights of products; see `stored_weights.py`.
+    """
     makers: dict[str, Callable[[int, Any, Any], Any]] = {
         "relax.concat": _concatenation,
-        "relax.matmul": _product,
+        "relax.matmul": partial(_product, storage),
         "relax.nn.softmax": partial(_softmax, "softmax", softmax.compute_softmax),
         "relax.nn.log_softmax": partial(_softmax, "log_softmax", softmax.compute_log_softmax),
     }
@@ -47,7 +52,7 @@ def _or_tvm(ours: Legalization, builder: Any, call: Any) -> Any:
     return made
 
 
-def _product(lanes: int, builder: Any, call: Any) -> Any | None:
+def _product(storage: str, lanes: int, builder: Any, call: Any) -> Any | None:
     """A product of matrices: with weights, or of two activations of the same batches."""
     (left, right), shape = call.args, shape_of(call)
     if len(shape) < 2 or 0 in shape or len(left.ty.shape) < 2:
@@ -56,7 +61,7 @@ def _product(lanes: int, builder: Any, call: Any) -> Any | None:
     weights, columns = constant_of(right), shape[-1]
     if weights is not None and weights.ndim == 2:
         data = _reshaped(builder, left, (math.prod(batches) * rows, terms))
-        kernel = constant(dense.packed(weights, lanes))
+        kernel = constant(stored(dense.packed(weights, lanes), storage))
         made = builder.call_te(dense.compute_dense, data, kernel, columns=columns, primfunc_name_hint="matmul")
     elif batches and tuple(batches) == shape[:-2] == shape_of(right)[:-2]:
         count = math.prod(batches)

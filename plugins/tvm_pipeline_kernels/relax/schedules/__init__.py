@@ -17,6 +17,7 @@ epilogue.py          what is fused to an anchor
 lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
 choice.py            what a convolution tells of tuning
 cores.py             the vectors of a core
+stored_weights.py    weights in 16 bits, and how kernels read them
 
 An operator with a rule is made by the `compute` of the rule's module. Its main block has the annotation `RULE`, whose
 value is the name of the module. FuseOps and FuseTIR keep it, so `scheduled` finds the rule of a fused function.

@@ -21,6 +21,7 @@ from tvm_pipeline_kernels.relax.schedules import lowering
 from tvm_pipeline_kernels.relax.schedules.choice import Attributes, chosen
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import Tile, register_tile
 
 NAME = "conv2d"
@@ -91,7 +92,7 @@ def compute(
         shape,
         lambda n, o, y, x, c: te.sum(
             padded(n, chunk, y * row_stride + row * row_step, x * column_stride + column * column_step, *inner)
-            * kernel[o, chunk, row, column, channel, c],
+            * widened(kernel(o, chunk, row, column, channel, c)),
             axis=[chunk, row, column, channel],
         ),
         name=NAME,

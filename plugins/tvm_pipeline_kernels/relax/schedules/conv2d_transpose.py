@@ -28,6 +28,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_pipeline_kernels.relax.schedules import conv2d
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import Phases, register_tile
 
 NAME = "conv2d_transpose"
@@ -108,7 +109,7 @@ def compute(
     def sums(image: Any, out: Any, y: Any, row_phase: Any, x: Any, column_phase: Any, channel: Any) -> Any:
         weight = rows.weight(row_phase, tap_row), columns.weight(column_phase, tap_column)
         at = rows.position(y, row_phase, tap_row), columns.position(x, column_phase, tap_column)
-        product = padded(image, chunk, *at, term) * kernel(out, chunk, *weight, term, channel)
+        product = padded(image, chunk, *at, term) * widened(kernel(out, chunk, *weight, term, channel))
         inside = [
             at < axis.kernel for at, axis in zip(weight, (rows, columns), strict=True) if axis.kernel % axis.stride
         ]

@@ -6,7 +6,7 @@ from tvm.target import Target, codegen
 
 from tvm_pipeline_kernels.tiles import Cores
 
-__all__ = ["Cores", "cores_of"]
+__all__ = ["Cores", "converts_float16", "cores_of"]
 
 _BY_FEATURE = {"avx512bw": Cores(16, 32), "avx2": Cores(8, 16), "fp-armv8": Cores(4, 32)}  # the first that there is
 _FOURS = {16: ("avx512vnni",), 8: ("avxvnni", "avx512vnni")}  # by the lanes
@@ -26,3 +26,13 @@ def cores_of(target: Target) -> Cores:
     cores = next((cores for feature, cores in _BY_FEATURE.items() if has(feature)), Cores(4, 16))
     at_once = 4 if any(map(has, _FOURS.get(cores.lanes, ()))) else 2 if has("sse2") else 0
     return cores._replace(bytes_at_once=at_once)
+
+
+def converts_float16(target: Target) -> bool:
+    """Return whether the cores of a target have instructions that convert float16; LLVM calls a library without them.
+
+    Examples:
+        >>> [converts_float16(Target({"kind": "llvm", "mcpu": f"x86-64-v{level}"})) for level in (2, 3)]
+        [False, True]
+    """
+    return any(codegen.llvm_cpu_has_features(feature, target) for feature in ("f16c", "fp-armv8"))

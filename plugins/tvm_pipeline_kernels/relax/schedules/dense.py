@@ -29,6 +29,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_pipeline_kernels.relax.schedules import plain
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of, shape_of
+from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import Tile, register_tile
 
 NAME = "dense"
@@ -53,7 +54,12 @@ def compute_dense(data: te.Tensor, weights: te.Tensor, columns: int) -> te.Tenso
     rows, terms = _integers(data.shape)
     blocks, _, block = _integers(weights.shape)
     return _product(
-        (rows, columns), terms, blocks, block, lambda at, term: data[at[0], term], lambda _, *place: weights[place]
+        (rows, columns),
+        terms,
+        blocks,
+        block,
+        lambda at, term: data[at[0], term],
+        lambda _, *place: widened(weights(*place)),
     )
 
 

@@ -22,6 +22,7 @@ from tvm import s_tir, te, topi
 from tvm_pipeline_kernels.relax.schedules.choice import Attributes, chosen
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import Band, band_rule
 
 NAME = "depthwise"
@@ -67,7 +68,7 @@ def compute(
         shape,
         lambda image, chunk, y, x, channel: te.sum(
             padded[image, chunk, y * strides[0] + row * dilation[0], x * strides[1] + column * dilation[1], channel]
-            * kernel[chunk, row, column, channel],
+            * widened(kernel(chunk, row, column, channel)),
             axis=[row, column],
         ),
         name=NAME,

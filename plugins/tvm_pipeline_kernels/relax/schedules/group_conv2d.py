@@ -38,6 +38,7 @@ from tvm.script import tirx as T  # noqa: N812 - its name in every script of TVM
 from tvm_pipeline_kernels.relax.schedules import group_pixels
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import BAND_COLUMNS, band_rule, channel_block, register_tile
 
 NAME = "group_conv2d"
@@ -123,7 +124,7 @@ def compute(
             value = padded(image, tirx.floordiv(out * block, each) * chunks + chunk, *at, term)
         else:
             value = padded(image, out, *at, tirx.floordiv(channel, terms) * terms + term)
-        return te.sum(value * kernel[out, chunk, row, column, term, channel], axis=axes)
+        return te.sum(value * widened(kernel(out, chunk, row, column, term, channel)), axis=axes)
 
     if computed == width:
         return te.compute((n, blocks, height, width, block), sums, name=NAME, attrs={RULE: NAME})
@@ -183,6 +184,7 @@ def _schedule_blocks(
 def _schedule_shuffled(s: s_tir.Schedule, pad: SBlockRV | None, sums: SBlockRV, last: SBlockRV, terms: int) -> None:
     """Schedule a convolution whose blocks are of whole groups."""
     *_, height, width, block = shape_of(s, last)
+    storage = str(s.get(sums).reads[1].source.dtype)
     n, chunk, row, column, channel = s.get_loops(last)
     rows = band_rule(height, width).rows
     band, row = s.split(row, [None, rows if height % rows == 0 else height])  # shuffles are of whole bands
@@ -201,7 +203,7 @@ def _schedule_shuffled(s: s_tir.Schedule, pad: SBlockRV | None, sums: SBlockRV, 
     s.unroll(column)
     _in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-2:])
     s.set_scope(sums, 0, "local")
-    s.tensorize(term, _shuffled(block, terms))
+    s.tensorize(term, _shuffled(block, terms, storage))
 
 
 def _columns(width: int) -> int:
@@ -218,7 +220,7 @@ def _in_registers(s: s_tir.Schedule, *loops: LoopRV) -> None:
 
 
 @functools.cache
-def _shuffled(block: int, terms: int) -> str:
+def _shuffled(block: int, terms: int, storage: str) -> str:
     """Return the name of TVM's intrinsic that adds up the products of a vector with the channels of its groups.
 
     for terms, channels of a block:   sums[channel] += data[channel // terms * terms + term] * kernel[term, channel]
@@ -226,17 +228,20 @@ def _shuffled(block: int, terms: int) -> str:
     """
     lanes = tirx.Ramp(0, 1, block)
 
+    def product(data: Any, kernel: Any, term: Any, channel: Any) -> Any:
+        return data[channel // terms * terms + term] * widened(kernel[term, channel])
+
     def total(sums: Any, data: Any, kernel: Any) -> Any:
         value = sums[lanes]
         for term in range(terms):
             numbers = tirx.Shuffle([data[lanes]], [lane // terms * terms + term for lane in range(block)])
-            value = value + numbers * kernel[term, lanes]
+            value = value + numbers * widened(kernel[term, lanes])
         return value
 
     @T.prim_func(s_tir=True)
     def loops(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
         data = T.match_buffer(data_at, (block,), offset_factor=1)
-        kernel = T.match_buffer(kernel_at, (terms, block), offset_factor=1)
+        kernel = T.match_buffer(kernel_at, (terms, block), storage, offset_factor=1)
         sums = T.match_buffer(sums_at, (block,), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(sums[0:block], data[0:block], kernel[0:terms, 0:block])
@@ -245,18 +250,18 @@ def _shuffled(block: int, terms: int) -> str:
                 for c in T.serial(block):
                     with T.sblock("update"):
                         channel, term = T.axis.remap("SR", [c, t])
-                        sums[channel] = sums[channel] + data[channel // terms * terms + term] * kernel[term, channel]
+                        sums[channel] = sums[channel] + product(data, kernel, term, channel)
 
     @T.prim_func(s_tir=True)
     def vectors(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
         data = T.match_buffer(data_at, (block,), offset_factor=1)
-        kernel = T.match_buffer(kernel_at, (terms, block), offset_factor=1)
+        kernel = T.match_buffer(kernel_at, (terms, block), storage, offset_factor=1)
         sums = T.match_buffer(sums_at, (block,), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(sums[0:block], data[0:block], kernel[0:terms, 0:block])
             T.writes(sums[0:block])
             sums[lanes] = total(sums, data, kernel)
 
-    name = f"tvm_pipeline.shuffled_{block}_{terms}"
+    name = f"tvm_pipeline.shuffled_{block}_{terms}_{storage}"
     s_tir.TensorIntrin.register(name, loops, vectors, override=True)
     return name

@@ -24,6 +24,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, output, shape_of
+from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import channel_block, pixel_band, register_tile, stored_pixels
 
 
@@ -84,7 +85,7 @@ def compute(
         channel = tirx.floordiv(out, each) * depth + term
         phase = (y % strides[0] * strides[1] + x % strides[1],) if is_copied else ()
         value = pixels(image, channel, *phase, tirx.floordiv(pixel, pitch), tirx.floormod(pixel, pitch))
-        return te.sum(value * kernel[out, term, row, column], axis=[term, row, column])
+        return te.sum(value * widened(kernel(out, term, row, column)), axis=[term, row, column])
 
     by_pixels = te.compute((n, channels, vectors, lanes), sums, name="by_pixels")
 
