@@ -17,6 +17,7 @@ from tests.support.networks import Weights, as_model, image, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.workflow.steps import compile_source
 from tvm_pipeline_tvm import kernel_sets
 from tvm_pipeline_tvm.host.detection import host_target
 from tvm_pipeline_tvm.kernel_sets import OWN, RelayKernels, choices_of, hashable, relay_kernels
@@ -55,6 +56,11 @@ def test_a_guest_that_misses_something_is_not_passed_over(monkeypatch: pytest.Mo
     with pytest.raises(ModuleNotFoundError, match="scipy"):
         relay_kernels()
     kernel_sets._installed.cache_clear()
+
+
+def test_weights_in_16_bits_are_refused_and_relax_is_named() -> None:
+    with pytest.raises(PlatformError, match=r"cpu0.* left out: weights in 16 bits need Relax \(TVM 0.27\), "):
+        compile_source("resnet-18", {"data": (1, 3, 32, 32)}, weights="float16")
 
 
 def test_choices_cross_as_json_and_are_the_same() -> None:

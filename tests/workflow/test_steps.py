@@ -10,9 +10,11 @@ import pytest
 
 from tests.support.log_lines import log_lines
 from tvm_pipeline import open_bundle, write_bundle
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import checked_objective
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import OptionError, PlatformError
+from tvm_pipeline.testing import example_backend, installed
 from tvm_pipeline.workflow.doubts import stand_in_warnings
 from tvm_pipeline.workflow.steps import (
     compile_source,
@@ -51,6 +53,22 @@ def test_a_model_is_compiled_and_measured(model):
     profile.check_graph(made.compiled.graph)
     assert heard
     assert warned == [*stand_in_warnings(made.platform), *profile.warnings]
+
+
+def test_a_backend_that_stores_weights_in_float32_refuses_others_before_it_compiles(tmp_path, monkeypatch):
+    file, backend, net = tmp_path / "box.toml", example_backend(), Model("net", "onnx", b"")
+    file.write_text('name = "box"\n[[device]]\nname = "d0"\nbackend = "fake"\n')
+    with installed(backend):
+        made = compile_source(net, platform=file, weights="float32")
+        monkeypatch.setattr(type(backend), "compile", lambda *_: pytest.fail("it compiles"))
+        with pytest.raises(PlatformError, match=r"^`weights` bfloat16: .* fake stores weights in float32 alone"):
+            compile_source(net, platform=file, weights="bfloat16")
+        with pytest.raises(PlatformError, match="d0, d1 left out: the backend fake stores weights in float32 alone"):
+            compile_source(replace(net, weights="float16"))
+        with pytest.raises(OptionError, match="`weights` half: weights are stored as float32, or in half") as caught:
+            compile_source(net, weights="half")
+    assert made.compiled.stored_weights() == []
+    assert (caught.value.option, caught.value.value) == ("weights", "half")
 
 
 def test_devices_with_the_same_stand_in_share_a_warning():

@@ -184,7 +184,7 @@ def _schedule_blocks(
 def _schedule_shuffled(s: s_tir.Schedule, pad: SBlockRV | None, sums: SBlockRV, last: SBlockRV, terms: int) -> None:
     """Schedule a convolution whose blocks are of whole groups."""
     *_, height, width, block = shape_of(s, last)
-    storage = str(s.get(sums).reads[1].source.dtype)
+    dtype = str(s.get(sums).reads[1].source.dtype)
     n, chunk, row, column, channel = s.get_loops(last)
     rows = band_rule(height, width).rows
     band, row = s.split(row, [None, rows if height % rows == 0 else height])  # shuffles are of whole bands
@@ -203,7 +203,7 @@ def _schedule_shuffled(s: s_tir.Schedule, pad: SBlockRV | None, sums: SBlockRV, 
     s.unroll(column)
     _in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-2:])
     s.set_scope(sums, 0, "local")
-    s.tensorize(term, _shuffled(block, terms, storage))
+    s.tensorize(term, _shuffled(block, terms, dtype))
 
 
 def _columns(width: int) -> int:
@@ -220,7 +220,7 @@ def _in_registers(s: s_tir.Schedule, *loops: LoopRV) -> None:
 
 
 @functools.cache
-def _shuffled(block: int, terms: int, storage: str) -> str:
+def _shuffled(block: int, terms: int, dtype: str) -> str:
     """Return the name of TVM's intrinsic that adds up the products of a vector with the channels of its groups.
 
     for terms, channels of a block:   sums[channel] += data[channel // terms * terms + term] * kernel[term, channel]
@@ -241,7 +241,7 @@ def _shuffled(block: int, terms: int, storage: str) -> str:
     @T.prim_func(s_tir=True)
     def loops(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
         data = T.match_buffer(data_at, (block,), offset_factor=1)
-        kernel = T.match_buffer(kernel_at, (terms, block), storage, offset_factor=1)
+        kernel = T.match_buffer(kernel_at, (terms, block), dtype, offset_factor=1)
         sums = T.match_buffer(sums_at, (block,), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(sums[0:block], data[0:block], kernel[0:terms, 0:block])
@@ -255,13 +255,13 @@ def _shuffled(block: int, terms: int, storage: str) -> str:
     @T.prim_func(s_tir=True)
     def vectors(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
         data = T.match_buffer(data_at, (block,), offset_factor=1)
-        kernel = T.match_buffer(kernel_at, (terms, block), storage, offset_factor=1)
+        kernel = T.match_buffer(kernel_at, (terms, block), dtype, offset_factor=1)
         sums = T.match_buffer(sums_at, (block,), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(sums[0:block], data[0:block], kernel[0:terms, 0:block])
             T.writes(sums[0:block])
             sums[lanes] = total(sums, data, kernel)
 
-    name = f"tvm_pipeline.shuffled_{block}_{terms}_{storage}"
+    name = f"tvm_pipeline.shuffled_{block}_{terms}_{dtype}"
     s_tir.TensorIntrin.register(name, loops, vectors, override=True)
     return name
