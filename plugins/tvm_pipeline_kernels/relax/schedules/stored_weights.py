@@ -20,7 +20,7 @@ NAN = 0x7FC0  # of bfloat16
 def stored(weights: np.ndarray, storage: str) -> np.ndarray:
     """Return weights of float32 as a kernel reads them: as they are, as float16, or as the bits of bfloat16.
 
-    Numbers are rounded to the nearest, and to the even one of two that are equally near.
+    Weights of integers stay as they are. Numbers are rounded to the nearest, and to the even one of two as near.
 
     Args:
         storage: float32, float16 or bfloat16.
@@ -32,7 +32,7 @@ def stored(weights: np.ndarray, storage: str) -> np.ndarray:
         >>> [hex(bits) for bits in stored(np.array([1.0, -2.0, 1.00390625], "float32"), "bfloat16")]
         ['0x3f80', '0xc000', '0x3f80']
     """
-    if storage == "float32":
+    if storage == "float32" or weights.dtype != np.float32:
         return weights
     if storage == "float16":
         with np.errstate(over="ignore"):
