@@ -203,6 +203,32 @@ def test_some_layers_stay_in_float32() -> None:
     assert "round" not in found
 
 
+def test_scales_of_channels_behind_a_convolution() -> None:
+    """An image in blocks has no axis of channels."""
+    target_of(8)
+    target, draw = f"llvm -mcpu={MCPU[8]}", np.random.default_rng(4)
+    weights, scales = (
+        draw.standard_normal((16, 8, 3, 3)).astype("float32"),
+        draw.uniform(0.02, 0.2, 16).astype("float32"),
+    )
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=(3, 3)),
+        helper.make_node("QuantizeLinear", ["y", "s", "z"], ["q"], axis=1),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["r"], axis=1),
+    ]
+    arrays = {"w": weights, "s": scales, "z": np.zeros(16, "int8")}
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    tensors = [("x", (1, 8, 7, 9)), ("r", (1, 16, 5, 7))]
+    [given_, made] = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in tensors]
+    graph = helper.make_graph(nodes, "net", [given_], [made], constants)
+    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+    frame = {"x": draw.standard_normal((1, 8, 7, 9)).astype("float32")}
+    found = whole(on(model_of(content), target), target, frame)
+    steps = convolution(frame["x"], weights) / scales.reshape(1, -1, 1, 1)
+    expected = np.clip(np.rint(steps), -128, 127) * scales.reshape(1, -1, 1, 1)
+    assert np.mean(np.abs(found - expected) > 1e-5) < 0.01  # a sum between two steps may go to the other one
+
+
 def test_weights_of_other_networks_are_no_integers() -> None:
     draw = np.random.default_rng(0)
     assert integers_of(draw.standard_normal((4, 9)).astype("float32")) is None

@@ -267,17 +267,17 @@ def compile_module(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
     plain = simplified(mod)
-    padded = pad_channels(integer_layers(plain) if integers else plain)
+    padded = prepared(plain, integers)
     allowed = tolerance if storage == FLOAT32 else 0.0
     while True:
         saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed, choices or {}, storage)
         if saved.weights and not elsewhere:
-            error = _error_of_rounding(name, target, partial(error_of, load_library(folder), pad_channels(plain)))
+            error = _error_of_rounding(name, target, partial(error_of, load_library(folder), prepared(plain, False)))
             saved = msgspec.structs.replace(saved, weights=replace(saved.weights, error=error))
             (folder / INDEX).write_bytes(msgspec.json.encode(saved))
         if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
             return saved
-        measure = partial(error_of, load_library(folder), pad_channels(plain))
+        measure = partial(error_of, load_library(folder), prepared(plain, False))
         error, next_allowed = next_tolerance(name, target, measure, tolerance, allowed)
         saved = msgspec.structs.replace(saved, error=error)
         (folder / INDEX).write_bytes(msgspec.json.encode(saved))
@@ -286,6 +286,11 @@ def compile_module(
         allowed = next_allowed
         for file in folder.iterdir():
             file.unlink()
+
+
+def prepared(plain: tvm.IRModule, integers: bool) -> tvm.IRModule:
+    """Return a simplified module as every target compiles it, its quantised layers in integers or in float32."""
+    return pad_channels(integer_layers(plain) if integers else plain)
 
 
 def _error_of_rounding(name: str, target: str, error_of: Callable[[], float]) -> float | None:

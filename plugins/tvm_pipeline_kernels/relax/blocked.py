@@ -60,7 +60,7 @@ _UNARY = frozenset(
     for name in (
         *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "clip"),
         *("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "abs", "negative", "square", "erf", "floor", "ceil"),
-        *("round", "sign", "astype", "quantize", "dequantize"),
+        *("round", "sign", "astype"),
     )
 )
 _BINARY = frozenset(
@@ -109,6 +109,7 @@ class _Rewriting:
         self._rules: dict[str, Callable[[Any], tuple[Any, str] | None]] = {
             "relax.nn.conv2d": self._any_convolution,
             "relax.nn.pad": self._padding,
+            **dict.fromkeys(("relax.quantize", "relax.dequantize"), self._rounding),
             "relax.nn.conv2d_transpose": self._transposed_convolution,
             "relax.nn.max_pool2d": self._pooling,
             "relax.nn.avg_pool2d": self._pooling,
@@ -374,6 +375,11 @@ class _Rewriting:
             arguments.append(blocked)
         made = relax.Call(call.op, arguments, call.attrs, call.ty_args)
         return self._builder.emit(made), layout
+
+    def _rounding(self, call: Any) -> tuple[Any, str] | None:
+        """A quantize or dequantize by one scale; those of channels are along an axis, which blocks have not."""
+        scale, zero = call.args[1:3]
+        return self._elementwise(call) if all(np.prod(shape_of(each)) == 1 for each in (scale, zero)) else None
 
     def _is_full(self, arg: Any, call: Any) -> bool:
         return isinstance(arg, relax.Var) and shape_of(arg) == shape_of(call)

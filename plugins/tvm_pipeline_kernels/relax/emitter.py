@@ -37,11 +37,10 @@ from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
 from tvm_pipeline_kernels.tuning.candidates import Candidate, Kernel, Task
 from tvm_pipeline_kernels.tuning.race import Seconds, Times, by_workload, fastest
 from tvm_pipeline_tvm.relax import kernel_passes
-from tvm_pipeline_tvm.relax.build import Library, build_library
+from tvm_pipeline_tvm.relax.build import Library, build_library, in_integers, prepared
 from tvm_pipeline_tvm.relax.call_loop import Slice
 from tvm_pipeline_tvm.relax.compiled import RelaxModel
 from tvm_pipeline_tvm.relax.importer import import_model
-from tvm_pipeline_tvm.relax.pad_channels import pad_channels
 from tvm_pipeline_tvm.relax.simplify import simplified
 from tvm_pipeline_tvm.target_text import tvm_target
 
@@ -111,7 +110,7 @@ class RelaxEmitter:
 
     @cached_property
     def _simplified(self) -> tvm.IRModule:
-        return pad_channels(simplified(import_model(self.network)))
+        return prepared(simplified(import_model(self.network)), in_integers([self.target]))
 
     @cached_property
     def _direct(self) -> _Functions:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.relax.fused import MCPU, target_of
+from tests.relax.test_integer_layers import Net
 from tests.support.command import run_command
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.backends.contract import TunedKernels, TuningReport
@@ -231,6 +232,12 @@ def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used(
     np.testing.assert_allclose(found, expected, rtol=0, atol=2 * tolerance * np.abs(expected).max())
     again = backend.tune(model, DEVICE, 250.0)
     assert (again.measured, again.tuned, again.stopped) == (0, report.tuned, "all of it was measured before")
+
+
+def test_what_is_computed_in_integers_is_not_searched() -> None:
+    """Of a network with quantised layers the functions are those that are built."""
+    net = Net("uint8", (1, 8, 9, 9)).conv(8, (3, 3), pads=(1, 1, 1, 1))
+    assert RelaxEmitter(net.model(), TARGET).tasks() == []
 
 
 def test_a_kernel_is_timed_on_the_core_of_the_thread() -> None:
