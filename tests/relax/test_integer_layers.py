@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 from tests.plugins.kernels.relax.layers import convolution
 from tests.relax.fused import MCPU, target_of
@@ -201,6 +202,26 @@ def test_some_layers_stay_in_float32() -> None:
     assert found.count("nn.conv2d") == 3
     assert found.count("dequantize") == 3
     assert "round" not in found
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 4), (8,)])
+def test_what_is_added_by_pixels_is_no_bias(shape: tuple[int, ...]) -> None:
+    """As many numbers as there are channels, along other axes."""
+    draw, data = (
+        np.random.default_rng(5),
+        relax.Var("x", relax.TensorType((1, 4, 2, 8 if len(shape) == 1 else 4), "uint8")),
+    )
+    builder, number = relax.BlockBuilder(), relax.const
+    weights = draw.integers(-9, 9, (8, 4, 1, 1)).astype("float32") / 4
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            wide = builder.emit(relax.op.dequantize(data, number(0.1, "float32"), number(3, "int32")))
+            sums = builder.emit(relax.op.nn.conv2d(wide, number(weights)))
+            added = builder.emit(relax.op.add(sums, number(draw.standard_normal(shape).astype("float32"))))
+            made = relax.op.quantize(added, number(0.1, "float32"), number(3, "int32"), 1, "uint8")
+            output = builder.emit_output(made)
+        builder.emit_func_output(output)
+    assert kinds(integer_layers(builder.get())) == ["dequantize", "nn.conv2d", "add", "quantize"]
 
 
 def test_scales_of_channels_behind_a_convolution() -> None:

@@ -246,10 +246,11 @@ def _layer(rewriter: Rewriter, value: Any) -> _Layer | None:
     if found is None:
         return None
     data, given, weights, options = found
-    bias = np.zeros(len(weights), "float32") if bias is None else bias
-    if bias.size not in (1, len(weights)) or (bias.ndim == 4 and bias.shape[1] not in (1, len(weights))):
+    bias, count = np.zeros(1, "float32") if bias is None else bias, len(weights)
+    by_channel = ((1, count, 1, 1), (count, 1, 1)) if call.op.name == "relax.nn.conv2d" else ((count,), (1, count))
+    if bias.size != 1 and bias.shape not in by_channel:
         return None
-    bias = np.broadcast_to(bias.reshape(-1), (len(weights),)).astype("float32")
+    bias = np.broadcast_to(bias.reshape(-1), (count,)).astype("float32")
     return _Layer(data, given, weights, bias, low, high, options)
 
 
