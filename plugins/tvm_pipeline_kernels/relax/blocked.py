@@ -209,7 +209,7 @@ class _Rewriting:
         outputs, channels = len(weights), shape_of(data)[1]
         block = byte_block(outputs, self._lanes)
         options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "dilation")}
-        if not block or int(attrs.groups) not in (1, channels):
+        if not block or int(attrs.groups) not in (1, channels) or (int(attrs.groups) > 1 and outputs != channels):
             return None
         at_once = self._cores.bytes_at_once
         if int(attrs.groups) > 1:

@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.relax import transform
 from tvm.relax.frontend import nn
 
+from tests.plugins.kernels.relax.layers import convolution
 from tests.relax.scripts import TARGET, called, frame, lowered, machine, module, network, plan_of
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_kernels.relax.cpu_pipeline import FastKernels, cpu_pipeline
@@ -226,3 +227,19 @@ def test_a_large_kernel_that_no_schedule_takes_is_told_and_leaves_the_others_fas
     assert told.startswith("kernel scatter_elements stays as TVM made it, which is slow: default (loops without blocks")
     assert_near(found, called(machine(mod), "f", *given))
     assert kernels(FastKernels(TARGET)(mod)).keys() == {"scatter_elements", "tir_tanh"}
+
+
+@pytest.mark.parametrize(("outputs", "groups"), [(8, 1), (8, 8), (16, 8), (6, 1)])
+def test_convolutions_of_bytes_have_numpys_sums(outputs: int, groups: int) -> None:
+    """TVM computes two outputs for each channel, and outputs that 4 does not divide."""
+    draw, builder = np.random.default_rng(2), relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((1, 8, 6, 7), "uint8"))
+    weights = draw.integers(-128, 128, (outputs, 8 // groups, 3, 3)).astype("int8")
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            sums = builder.emit(relax.op.nn.conv2d(data, relax.const(weights), groups=groups, out_dtype="int32"))
+            output = builder.emit_output(relax.op.astype(sums, "float32"))
+        builder.emit_func_output(output)
+    image = draw.integers(0, 256, (1, 8, 6, 7)).astype("uint8")
+    [found] = called(machine(builder.get(), **OURS), "main", image)
+    np.testing.assert_array_equal(found, convolution(image, weights, groups))
