@@ -83,7 +83,7 @@ def _needless(rewriter: Rewriter, call: Any) -> Any:
     return data if low.value <= least <= most <= high.value else None
 
 
-def _integers(rewriter: Rewriter, call: Any) -> Any:
+def _quantised(rewriter: Rewriter, call: Any) -> Any:
     """A layer that ends in quantize."""
     made, dtype = _scale(call), str(call.attrs.out_dtype)
     layer = _layer(rewriter, call.args[0]) if made and dtype in _RANGE else None
@@ -198,7 +198,7 @@ def _float(rewriter: Rewriter, call: Any) -> Any:
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {
-    "quantize": (_integers,),
+    "quantize": (_quantised,),
     "dequantize": (_float,),
     "clip": (_needless,),
     "concat": (_joined,),

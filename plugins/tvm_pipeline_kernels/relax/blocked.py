@@ -198,9 +198,9 @@ class _Rewriting:
 
     def _any_convolution(self, call: Any) -> tuple[Any, str] | None:
         types = call.args[0].ty.dtype, call.args[1].ty.dtype, call.ty.dtype
-        return self._integers(call) if types == ("uint8", "int8", "int32") else self._convolution(call)
+        return self._byte_convolution(call) if types == ("uint8", "int8", "int32") else self._convolution(call)
 
-    def _integers(self, call: Any) -> tuple[Any, str] | None:
+    def _byte_convolution(self, call: Any) -> tuple[Any, str] | None:
         """A convolution of `integer_layers`, whose padding is an operator before it."""
         data, weights, attrs = call.args[0], constant_of(call.args[1]), call.attrs
         layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
@@ -224,7 +224,8 @@ class _Rewriting:
             given, inner = self._plain(data), conv2d_int8.FOUR
         else:
             inner = _block(self._current(data))
-            inner = byte_block(channels, self._lanes) if inner % conv2d_int8.FOUR or not inner else inner
+            if not inner or inner % conv2d_int8.FOUR:
+                inner = byte_block(channels, self._lanes)
             given = self._blocked(data, inner)
         return self._anchor(conv2d_int8, given, conv2d_int8.packed(weights, inner, block), block, "conv2d", options)
 

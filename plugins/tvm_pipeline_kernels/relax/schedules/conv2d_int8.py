@@ -115,18 +115,15 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     s.reorder(in_chunk, kernel_row, kernel_column, four, row, column, chunk, vector, lane, term)
     for loop in (four, row, column, chunk, vector):
         s.unroll(loop)
-    is_known = lanes in _ADD_PAIRS and cores.bytes_at_once > 0
-    if not is_known:
+    has_instruction = lanes in _ADD_PAIRS and cores.bytes_at_once > 0
+    if not has_instruction:
         s.reorder(term, lane)
         s.unroll(term)
         s.vectorize(lane)
-    *_, first_row, first_column, first_chunk, first_vector, first_lane = s.get_loops(
-        s.decompose_reduction(anchor, in_chunk)
-    )
-    unroll(s, first_row, first_column, first_chunk, first_vector, first_lane)
+    unroll(s, *s.get_loops(s.decompose_reduction(anchor, in_chunk))[-5:])
     unroll(s, *stored)
     s.set_scope(anchor, 0, "local")
-    if is_known:
+    if has_instruction:
         s.tensorize(lane, _products(lanes, cores.bytes_at_once))
 
 
@@ -138,7 +135,7 @@ def _tile(chunks: int, vectors: int, height: int, width: int, registers: int, bl
 
 @functools.cache
 def _products(lanes: int, at_once: int) -> str:
-    """Return the name of TVM's intrinsic that adds four products of bytes to each lane: data of one for all lanes."""
+    """Return the name of TVM's intrinsic that adds four products of bytes to each lane: all lanes have one data."""
     vector, four = tirx.Ramp(0, 1, lanes), tirx.Ramp(0, 1, FOUR)
     words = f"int16x{2 * lanes}"
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 from tvm import s_tir, te, topi
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_pipeline_kernels.relax.schedules.choice import Attributes, chosen
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
@@ -84,16 +85,9 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     pad = padding(s, anchor)
     last = output(s, anchor)
 
-    n, block, row, column, channel = s.get_loops(last)
-    row_outer, row = s.split(row, [None, band.rows])
-    column_outer, column = s.split(column, [None, band.columns])
-    s.reorder(n, block, row_outer, row, column_outer, column, channel)
+    bands, column_outer = in_bands(s, last, band)
     if width % band.columns:
         s.annotate(column_outer, "pragma_loop_partition_hint", True)
-    bands = s.fuse(n, block, row_outer)
-    s.parallel(bands)
-    s.vectorize(channel)
-    s.unroll(column)
 
     s.compute_at(anchor, column_outer, preserve_unit_loops=True)
     *_, row, column, channel, kernel_row, kernel_column = s.get_loops(anchor)
@@ -110,3 +104,16 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     if pad is not None:
         s.compute_at(pad, bands, preserve_unit_loops=True)
         s.vectorize(s.get_loops(pad)[-1])
+
+
+def in_bands(s: s_tir.Schedule, last: SBlockRV, band: Band) -> tuple[LoopRV, LoopRV]:
+    """Let a block of five loops be stored by bands of rows, in parallel; return the loops of bands and column tiles."""
+    n, block, row, column, channel = s.get_loops(last)
+    row_outer, row = s.split(row, [None, band.rows])
+    column_outer, column = s.split(column, [None, band.columns])
+    s.reorder(n, block, row_outer, row, column_outer, column, channel)
+    bands = s.fuse(n, block, row_outer)
+    s.parallel(bands)
+    s.vectorize(channel)
+    s.unroll(column)
+    return bands, column_outer

@@ -22,12 +22,14 @@ import numpy as np
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T  # noqa: N812 - its name in every script of TVM
 
+from tvm_pipeline_kernels.relax.schedules.conv2d import unroll
 from tvm_pipeline_kernels.relax.schedules.conv2d_int8 import FOUR, add_fours, add_pairs
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
+from tvm_pipeline_kernels.relax.schedules.depthwise import MOST_UNROLLED, in_bands
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline_kernels.tiles import Band
 
 NAME = "depthwise_int8"
-MOST_UNROLLED = 512  # instructions in a row, as in `depthwise.py`
 MOST_ROWS = 14  # of a band
 MOST_COLUMNS = 14  # of a tile
 LEAST_SUMS = 4  # of a tile: fewer wait for each other
@@ -101,21 +103,13 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     rows, groups, at_once = (int(kernel.shape[axis]) for axis in (1, 2, 4))
     lanes = min(cores.lanes, block)
     most = (cores.registers - BESIDE) // (block // lanes)
-    band, columns = _divisor(height, MOST_ROWS), _divisor(width, min(most, MOST_COLUMNS))
+    columns = _divisor(width, min(most, MOST_COLUMNS))
     if columns < LEAST_SUMS:
         columns = _divisor(width, most)
     pad = padding(s, anchor)
     last = output(s, anchor)
 
-    n, chunk, row, column, channel = s.get_loops(last)
-    row_outer, row = s.split(row, [None, band])
-    column_outer, column = s.split(column, [None, columns])
-    s.reorder(n, chunk, row_outer, row, column_outer, column, channel)
-    bands = s.fuse(n, chunk, row_outer)
-    s.parallel(bands)
-    s.vectorize(channel)
-    s.unroll(column)
-
+    bands, column_outer = in_bands(s, last, Band(_divisor(height, MOST_ROWS), columns))
     s.compute_at(anchor, column_outer, preserve_unit_loops=True)
     s.compute_at(pad, bands, preserve_unit_loops=True)
     s.vectorize(s.get_loops(pad)[-1])
@@ -124,10 +118,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     s.reorder(kernel_row, group, row, column, vector, lane, kernel_column)
     s.unroll(column)
     s.unroll(vector)
-    *_, first_column, first_vector, first_lane = s.get_loops(s.decompose_reduction(anchor, kernel_row))
-    s.vectorize(first_lane)
-    s.unroll(first_column)
-    s.unroll(first_vector)
+    unroll(s, *s.get_loops(s.decompose_reduction(anchor, kernel_row))[-3:])
     s.set_scope(anchor, 0, "local")
     if rows * groups * columns * (block // lanes) <= MOST_UNROLLED:
         s.unroll(kernel_row)
