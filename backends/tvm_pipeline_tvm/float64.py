@@ -117,7 +117,7 @@ def next_tolerance(
 
 
 def measured_error(name: str, target: str, error_of: Callable[[], float]) -> float:
-    """Return the error of a library, in whose kernels no thread of TVM's is left; raise ModelError as `error_of`."""
+    """Return the error of a library, measured in a thread that ends, with its threads of TVM; raise as `error_of`."""
     _log.info(f"comparing {name} for {target} with float64")
     with ThreadPoolExecutor(1) as thread:  # TVM's pool of threads for a thread that runs kernels ends with it
         return thread.submit(error_of).result()

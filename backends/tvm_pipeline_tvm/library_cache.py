@@ -70,7 +70,7 @@ def _own(plain: Path, choices: Choices) -> tuple[Choices, bool]:
 
 
 def _tuned_folder(plain: Path, choices: Choices, digest_of: Callable[[Choices], str]) -> Path:
-    """Return where a library lies: others' tuning does not move it, since `choices` are those of its own workloads."""
+    """Return the folder of a library; `choices` are for workloads of this library only."""
     return plain.with_name(f"{plain.name}-{digest_of(choices)[:16]}") if choices else plain
 
 

@@ -245,7 +245,7 @@ class _Rewriting:
         (top, left, bottom, right), value = found
         before, after = (0, 0, top, left, 0), (0, 0, bottom, right, 0)
         options = {"pad_before": before, "pad_after": after, "pad_value": tirx.const(value, data.ty.dtype)}
-        # A kernel of its own: fused behind a convolution, its condition would stand in the tiles of that.
+        # FuseOps would put the padding, with its condition for each number, into the tiles of a convolution before it.
         attrs = {LAYOUT: layout, "op_pattern": OPAQUE}
         call = self._builder.call_te(
             topi.nn.pad, self._forms[data][layout], primfunc_name_hint="pad", primfunc_attrs=attrs, **options

@@ -97,7 +97,7 @@ class Line(msgspec.Struct):
 def records_file(target: str, measured_on: str = "") -> Path:
     """Return the file of what was measured for a target on a processor; on this one without its name.
 
-    Relay and Relax have files of their own, since their schedules of a choice are not the same code.
+    Relay and Relax have separate files, since a choice gives different code in each.
     """
     ir = " relax" if installed_ir() == "relax" else ""  # files of before there was Relax name none
     return file_of(f"{target} {measured_on or processor()}{ir}")

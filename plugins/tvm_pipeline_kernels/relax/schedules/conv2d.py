@@ -174,7 +174,7 @@ def unroll(s: s_tir.Schedule, *loops: s_tir.schedule.LoopRV) -> None:
 
 
 def pad_in_parallel(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> None:
-    """Let the padding before an anchor be a pass of its own, if there is any."""
+    """Give the padding before an anchor, if there is one, parallel loops that come before all others."""
     pad = padding(s, anchor)
     if pad is None:
         return

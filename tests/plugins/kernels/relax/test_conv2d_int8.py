@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -42,15 +43,22 @@ def cores_for(lanes: int, at_once: int) -> tuple[Any, Cores]:
 def sums_of(
     rule: ModuleType, layer: Callable[..., te.Tensor], arrays: list[np.ndarray], target: Any, cores: Cores
 ) -> Any:
+    library, shape = built(rule, layer, arrays, target, cores)
+    held = [tvm.runtime.tensor(each) for each in (*arrays, np.full(shape, -1, "int32"))]
+    library.jit()["main"](*held)
+    return plain(held[-1].numpy())
+
+
+def built(
+    rule: ModuleType, layer: Callable[..., te.Tensor], arrays: list[np.ndarray], target: Any, cores: Cores
+) -> tuple[Any, list[int]]:
+    """Return a layer compiled by its rule, and the shape of its output."""
     tensors = [te.placeholder(array.shape, array.dtype.name) for array in arrays]
     output = layer(*tensors)
     s = Schedule(te.create_prim_func([*tensors, output]))
     (anchor,) = (found for found in blocks_of(s) if s.get(found).annotations.get(RULE) == rule.NAME)
     rule.schedule(s, anchor, cores)
-    run = tvm.compile(s.mod, target=target, tir_pipeline=lowering.PIPELINE).jit()["main"]
-    held = [tvm.runtime.tensor(each) for each in (*arrays, np.full(list(map(int, output.shape)), -1, "int32"))]
-    run(*held)
-    return plain(held[-1].numpy())
+    return tvm.compile(s.mod, target=target, tir_pipeline=lowering.PIPELINE), list(map(int, output.shape))
 
 
 @pytest.mark.quick_cases(3)
@@ -135,3 +143,33 @@ def test_sums_of_each_channel(
     top, left, bottom, right = padding
     padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=77)
     np.testing.assert_array_equal(found, convolution(padded, weights, channels, strides))
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "instruction"),
+    [
+        ("cascadelake", r"vpdpbusd.*%zmm"),
+        ("alderlake", r"vpdpbusd.*%ymm"),
+        ("skylake-avx512", r"vpmaddwd.*%zmm"),
+        ("haswell", r"vpmaddwd.*%ymm"),
+        ("nehalem", r"pmaddwd.*%xmm"),
+    ],
+)
+def test_every_processor_gets_its_instruction(mcpu: str, instruction: str) -> None:
+    """Also where this machine cannot run the code."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
+    cores = cores_of(target)
+    block, at_once = max(8, cores.lanes), cores.bytes_at_once
+    data = np.zeros((1, 1, 6, 8, block), "uint8")
+    dense, depthwise = (np.ones((block, read, 3, 3), "int8") for read in (block, 1))
+    layers = (
+        (conv2d_int8, lambda x, w: conv2d_int8.compute(x, w, (1, 1), (1, 1)), conv2d_int8.packed(dense, block, block)),
+        (
+            depthwise_int8,
+            lambda x, w: depthwise_int8.compute(x, w, (1, 1), 3, (0, 0, 0, 0), 0),
+            depthwise_int8.packed(depthwise, block, at_once),
+        ),
+    )
+    for rule, layer, weights in layers:
+        library, _ = built(rule, layer, [data, weights], target, cores)
+        assert re.search(instruction, library.mod.inspect_source("asm")), rule.NAME
