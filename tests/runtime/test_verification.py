@@ -233,6 +233,7 @@ def test_the_pipeline_holds_the_fewest_frames_that_keep_the_rate(
     measured = verified(problem_of(), decision_of(two=100, replicas=95), Runs(two=90, replicas=60), FOREVER)
     decision = with_fewest_inside(problem, measured, run, FOREVER)
     assert decision.plan.in_flight == found  # of at most four: two workers
+    assert (f"with {found} frames inside keeps 100.0% of the rate with 4, at " in decision.why) == (found is not None)
     assert decision.plan == decision.candidates[0]
     assert Plan.parse(str(decision.plan)) == decision.plan
     assert with_fewest_inside(problem, measured, run, 0).plan.in_flight is None
@@ -256,8 +257,8 @@ def test_an_equally_fast_plan_of_fewer_workers_holds_the_fewest_frames() -> None
     assert (*choice(decision), decision.plan.in_flight) == ("single", "measurement", 2)
     assert decision.measured[0].plan.stages == decision.plan.stages
     assert decision.why.startswith(
-        "single (d0) with 2 frames inside keeps 100.0% of the rate of replicas (d0 + d1), at 20 ms under load in "
-        "place of 40 ms; replicas (d0 + d1) measured 90 fps"
+        "single (d0) with 2 frames inside keeps 100.0% of the rate of replicas (d0 + d1) with 4, at 20 ms under load "
+        "in place of 40 ms; replicas (d0 + d1) measured 90 fps"
     )
 
 

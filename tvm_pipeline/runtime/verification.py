@@ -139,13 +139,12 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     least = min(enough, key=lambda few: median(map(_loaded_s, kept[few])))
     candidates = (least, *(other for other in decision.candidates if other.stages != least.stages))
     ran = (measured(least, kept[least]), *(found for found in decision.measured if found.plan.stages != least.stages))
-    why = decision.why
-    if least.stages != plan.stages:
-        why = (
-            f"{describe(least)} with {least.calls_inside} frames inside keeps {share(least):.1%} of the rate of "
-            f"{describe(plan)}, at {1e3 * median(map(_loaded_s, kept[least])):.4g} ms under load in place of "
-            f"{1e3 * median(map(_loaded_s, most)):.4g} ms; {why}"
-        )
+    whose = "" if least.stages == plan.stages else f" of {describe(plan)}"
+    why = (
+        f"{describe(least)} with {least.calls_inside} frames inside keeps {share(least):.1%} of the rate{whose} "
+        f"with {plan.calls_inside}, at {1e3 * median(map(_loaded_s, kept[least])):.4g} ms under load in place of "
+        f"{1e3 * median(map(_loaded_s, most)):.4g} ms; {decision.why}"
+    )
     return replace(decision, plan=least, candidates=candidates, measured=ran, why=why)
 
 
