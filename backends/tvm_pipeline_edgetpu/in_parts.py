@@ -5,8 +5,8 @@
 
 Weights are cut along their channels. The last convolution has the bias, and the last ADD the fused activation.
 Operators that compute each channel by itself may stand between. It is the rewriting of `memory/rewriting.py`, as
-`rewrite_concat.py` of TVM's backend does it to Relay modules. An exact sum of int8 products needs int32, and TFLite has
-no convolution with such an output, so convolutions in int8 stay whole. Next: `ordering.py`, which orders the new file.
+`concatenations.py` of TVM's backend has it for modules. An exact sum of int8 products needs int32, and TFLite has no
+convolution with such an output, so convolutions in int8 stay whole. Next: `ordering.py`, which orders the new file.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ slice_plan.py       which kernels a slice runs, and where each tensor lies
 shared_bytes.py     which tensors of a slice lie inside others, so that nothing copies them
 compiled_model.py   one library for each target under one operator graph, cut into stages
 agreement.py        the libraries of one model compute the same, which is checked when it is compiled
+concatenations.py   which concatenations can be done in parts, and how their readers are cut
 padded_channels.py  which convolutions get more output channels
 kernel_order.py     the order of kernels that needs the least memory
 weights_file.py     weights as a file that every process maps

@@ -9,7 +9,7 @@ Operators that compute each channel by itself (ReLU, pooling, a depthwise convol
 and convolution; they are done in parts, too. In every case several operators write one buffer in any order, and each
 input may die as soon as its own part is done. In float32, the parts take no more memory than the operator if they run
 one after the other in its position. An integer sum is carried in int32 and may take more, so `rewrite` asks the exact
-search. `tvm_pipeline_tvm/relay/rewrite_concat.py` does the same to Relay modules.
+search. `tvm_pipeline_tvm/concatenations.py` does the same to modules of Relay and Relax.
 """
 
 from __future__ import annotations

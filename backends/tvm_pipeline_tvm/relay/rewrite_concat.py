@@ -1,8 +1,6 @@
 """RewriteConcat: the pass that computes the readers of a concatenation in parts, so that no kernel has to make it.
 
-It is the identity graph rewriting of `tvm_pipeline/memory/rewriting.py` on Relay expressions. In that file the
-operators that write parts of one buffer run in any order. TVM gives every kernel a buffer of its own, so partial sums
-form a chain here: each kernel reads the sum that the one before it wrote. Partial results are concatenated at the end.
+`concatenations.py` has what is no IR's of it.
 """
 
 from __future__ import annotations
@@ -16,14 +14,12 @@ import tvm
 from tvm import relay
 from tvm.relay import dataflow_pattern
 
-from tvm_pipeline.memory import memory_graph, minimum_peak
 from tvm_pipeline.memory.rewriting import fewest
+from tvm_pipeline_tvm import concatenations
+from tvm_pipeline_tvm.concatenations import axis_of, cut, is_depthwise, partial_kernel, splits_convolution, widest_first
 from tvm_pipeline_tvm.relay.extraction import analyse
 from tvm_pipeline_tvm.relay.fold import FoldConstantFast
 from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions
-
-# For each search of the order of least memory; nearly all searches end with a proof in a fraction of this.
-TIME_LIMIT_S = 2.0
 
 # Operators whose output channels depend on one channel of the first input each, and on constants.
 BY_ELEMENT = {
@@ -72,7 +68,7 @@ def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
     return rewrite
 
 
-class Concatenations:
+class Concatenations(concatenations.Concatenations[relay.Call]):
     """The concatenations of a module that can be done in parts; some of them are chosen by their names.
 
     Args:
@@ -84,23 +80,17 @@ class Concatenations:
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod, self._reading = mod, _Reading(mod["main"])
-        all_ = [expr for expr in self._reading.expressions if _is_concatenation(expr)]
-        able = self._reading.rewritable()
-        sources = [_source(expr) for expr in all_]
-        self._found: dict[str, relay.Call] = {}
-        for index, (expr, source) in enumerate(zip(all_, sources, strict=True)):
-            if any(expr.same_as(one) for one in able):
-                extents = "x".join(map(str, _shape(expr)))
-                unique = source and sources.count(source) == 1
-                self._found[source if unique else f"concatenation {index} ({extents})"] = expr
-        self.names = tuple(self._found)
+        all_ = concatenations.named(
+            (expr, _shape(expr), _source(expr)) for expr in self._reading.expressions if _is_concatenation(expr)
+        )
+        super().__init__({name: expr for name, expr in all_.items() if self._reading.take_parts(expr, _axis(expr))})
 
-    def peak_bytes(self, chosen: Collection[str]) -> int:
-        """Return the `optimal_peak_bytes` if these are done in parts."""
-        return optimal_peak_bytes(self.rewritten(chosen))
+    @staticmethod
+    def _optimal_peak_bytes(mod: tvm.IRModule) -> int:
+        return optimal_peak_bytes(mod)
 
-    def rewritten(self, chosen: Collection[str]) -> tvm.IRModule:
-        return _rewritten(self._mod, self._reading, [self._found[name] for name in chosen])
+    def _written(self, chosen: Sequence[relay.Call]) -> tvm.IRModule:
+        return _rewritten(self._mod, self._reading, chosen)
 
 
 def _source(expr: relay.Expr) -> str:
@@ -120,7 +110,7 @@ def optimal_peak_bytes(mod: tvm.IRModule) -> int:
     own = _with_main(mod, dataflow_pattern.rewrite(_OwnRequantize(), mod["main"]))
     with tvm.transform.PassContext(opt_level=3):
         fused = tvm.transform.Sequential(passes)(own)
-    return minimum_peak(memory_graph(analyse(fused).graph, pin_inputs=True), time_limit_s=TIME_LIMIT_S).peak_bytes
+    return concatenations.least_peak_bytes(analyse(fused).graph)
 
 
 class _OwnRequantize(dataflow_pattern.DFPatternCallback):
@@ -147,9 +137,6 @@ class _Reading:
                 self.readers.setdefault(argument, []).append(expr)
             if isinstance(expr, relay.Tuple) and expr.same_as(main.body):
                 self.whole.update(expr.fields)
-
-    def rewritable(self) -> list[relay.Call]:
-        return [expr for expr in self.expressions if _is_concatenation(expr) and self.take_parts(expr, _axis(expr))]
 
     def take_parts(self, expr: relay.Expr, axis: int) -> bool:
         """Return whether `expr` is no result and all its readers can read its channels (on `axis`) in parts."""
@@ -199,10 +186,6 @@ def _axis(concatenation: relay.Call) -> int:
     return int(concatenation.attrs.axis) % len(concatenation.checked_type.shape)
 
 
-def _is_depthwise(call: relay.Call, axis: int) -> bool:
-    return int(call.attrs.groups) == _shape(call.args[0])[axis]
-
-
 def _splits(call: relay.Call, axis: int) -> bool:
     """Return whether the call can be done in parts along that axis of its first argument."""
     name, attrs = _name(call), call.attrs
@@ -210,11 +193,7 @@ def _splits(call: relay.Call, axis: int) -> bool:
     if not all(isinstance(argument, relay.Constant) for argument in others):
         return False
     if name in CONVOLUTIONS:
-        layout, kernel = str(attrs.data_layout), str(attrs.kernel_layout)
-        plain = layout.isalpha() and layout.isupper() and kernel.isalpha() and kernel.isupper()
-        alone = str(attrs.out_layout) in ("", layout) and layout.find("C") == axis
-        one = _shape(others[0])[kernel.find("I")] == 1
-        return plain and alone and (int(attrs.groups) == 1 or (_is_depthwise(call, axis) and one))
+        return splits_convolution(attrs, _shape(call.args[0]), _shape(others[0]), axis)
     short = name.rpartition(".")[2]
     if short in POOLS:
         return str(attrs.layout).find("C") == axis
@@ -225,13 +204,8 @@ def _splits(call: relay.Call, axis: int) -> bool:
 
 def _along(call: relay.Call, constant: relay.Constant, axis: int) -> int | None:
     """Return the axis of a constant that runs along `axis` of the call's result; None where it is no such vector."""
-    shape, extent = _shape(constant), _shape(call)[axis]
     names = call.attrs.keys() if call.attrs is not None else ()
-    if "axis" in names:
-        own = int(call.attrs.axis) % len(_shape(call)) == axis and shape == (extent,)
-        return 0 if own else None
-    own_axis = axis - len(_shape(call)) + len(shape)
-    return own_axis if own_axis >= 0 and shape[own_axis] == extent and int(np.prod(shape)) == extent else None
+    return axis_of(_shape(constant), _shape(call), axis, int(call.attrs.axis) if "axis" in names else None)
 
 
 # A tensor in parts, and the number of channels of each part.
@@ -275,7 +249,7 @@ class _Writing:
             self.parts[expr] = _axis(expr), self.joined(expr)
         elif isinstance(expr, relay.Call) and expr.args and expr.args[0] in self.parts:
             axis, parts = self.parts[expr.args[0]]
-            if _name(expr) in CONVOLUTIONS and not _is_depthwise(expr, axis):
+            if _name(expr) in CONVOLUTIONS and not is_depthwise(expr.attrs, _shape(expr.args[0]), axis):
                 self.made[expr] = _summed(_partial_calls(expr, axis, parts), [count for _, count in parts])
                 return
             self.parts[expr] = axis, _partial_calls(expr, axis, parts)
@@ -317,8 +291,7 @@ def _requantized(parts: _Parts, own: Sequence[relay.Constant], result: Sequence[
 
 def _summed(parts: _Parts, channels: Sequence[int]) -> relay.Expr:
     """Return the sum of partial convolutions, that of the most channels first: the other ones stand beside a sum."""
-    order = sorted(range(len(parts)), key=lambda index: -channels[index])
-    total, *others = (parts[index][0] for index in order)
+    total, *others = (parts[index][0] for index in widest_first(channels))
     for other in others:
         total = relay.add(other, relay.annotation.stop_fusion(total))
     return total
@@ -341,22 +314,17 @@ def _partial_convolution(
     call: relay.Call, axis: int, part: relay.Expr, start: int, count: int
 ) -> tuple[relay.Expr, int]:
     options = {key: call.attrs[key] for key in SHARED_ATTRIBUTES}
-    filters, kernel = _shape(call)[axis], str(call.attrs.kernel_layout)
     weights, *scales = call.args[1:]  # and zero points; one of each, or one for each filter
-    if _is_depthwise(call, axis):
-        multiplier = filters // _shape(call.args[0])[axis]
-        start, filters = start * multiplier, count * multiplier
-        options |= {"groups": count}
-        weights = _cut(weights, kernel.find("O"), start, filters)
-        scales = [_cut(constant, 0, start, filters) for constant in scales]
-    else:
-        weights = _cut(weights, kernel.find("I"), start, count)
+    own = partial_kernel(call.attrs, _shape(call.args[0]), _shape(weights), axis, start, count)
+    weights, filters = _cut(weights, own.axis, own.start, own.extent), _shape(call)[axis]
+    if is_depthwise(call.attrs, _shape(call.args[0]), axis):
+        filters = own.extent
+        scales = [_cut(constant, 0, own.start, own.extent) for constant in scales]
     make = relay.nn.conv2d if _name(call) == "nn.conv2d" else relay.qnn.conv2d
-    return make(part, weights, *scales, channels=filters, **options), filters
+    return make(part, weights, *scales, channels=filters, groups=own.groups, **options), filters
 
 
 def _cut(constant: relay.Constant, axis: int | None, start: int, count: int) -> relay.Constant:
-    if axis is None or _is_scalar(constant):
-        return constant
-    values = np.take(constant.data.numpy(), range(start, start + count), axis)
-    return relay.const(np.ascontiguousarray(values), constant.checked_type.dtype)
+    values = constant.data.numpy()
+    own = cut(values, axis, start, count)
+    return constant if own is values else relay.const(own, constant.checked_type.dtype)
