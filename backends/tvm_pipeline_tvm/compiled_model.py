@@ -32,7 +32,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, OptionError, PlanError, PlatformError, RunError
+from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline_tvm.alignment import Alignment, align
 from tvm_pipeline_tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
@@ -77,8 +77,8 @@ M = TypeVar("M", bound="TvmModel[Any]")
 class TvmModel(CompiledModel, Generic[L]):
     """One library for each target, under one operator graph.
 
-    A model of an IR names it (`ir`) and gives `check`, `build`, `read_library`, `runnable_plan` and `time_stage`. It
-    may override `prepare`, which does nothing here: CPU cores need none of it.
+    A model of an IR names it (`ir`) and gives `check`, `build`, `rewriting`, `read_library`, `runnable_plan` and
+    `time_stage`. It may override `prepare`, which does nothing here: CPU cores need none of it.
 
     Args:
         name: the name of the model.
@@ -157,13 +157,9 @@ class TvmModel(CompiledModel, Generic[L]):
         return compiled
 
     @staticmethod
+    @abstractmethod
     def rewriting(model: Model) -> Rewriting:
-        """Return what does concatenations in parts; raise OptionError, as here, where the IR has nothing for it."""
-        raise OptionError(
-            f"`memory_rewrite` needs {RELEASES['relay'].title}, and the TVM that is installed has Relax; compile "
-            "without it, or run `pip install 'tvm-pipeline[relay]'` in another environment",
-            option="memory_rewrite",
-        )
+        """Return what does concatenations in parts; raise ModelError where the model cannot be imported."""
 
     @staticmethod
     @abstractmethod

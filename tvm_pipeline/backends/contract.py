@@ -384,7 +384,7 @@ class Backend(ABC):
         """
         raise OptionError(
             f"`memory_rewrite`: the backend {self.name} cannot rewrite {model.name}, which is {model.format}; compile "
-            "without it, or for devices of TVM with Relay or of TFLite",
+            "without it, or for devices of TVM or of TFLite",
             option="memory_rewrite",
         )
 

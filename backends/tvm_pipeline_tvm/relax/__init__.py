@@ -21,6 +21,7 @@ simplify.py           constants are folded in numpy, batch norms become part of 
 scale_folding.py      factors move into weights
 numpy_table.py        what numpy computes of Relax's operators
 pad_channels.py       convolutions get as many channels as fill vectors
+rewrite_concat.py     the pass RewriteConcat, and a model with concatenations in parts, before it is compiled
 
 From a plain module to kernels:
 

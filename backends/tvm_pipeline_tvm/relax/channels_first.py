@@ -184,12 +184,13 @@ def _padding(rewriter: Rewriter, call: Any) -> Any:
     return relax.op.permute_dims(rewriter.emit(padded), axes)
 
 
-_ONE = (
+# Operators that compute each element by itself: of one tensor, and of two.
+OF_ONE = (
     *("abs", "astype", "ceil", "clip", "dequantize", "erf", "exp", "floor", "hard_swish", "log", "negative"),
     *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "quantize", "round", "rsqrt"),
     *("sigmoid", "sqrt", "square", "tanh"),
 )
-_TWO = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+OF_TWO = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
 
 _RULES: dict[str, tuple[Rule, ...]] = {
     "nn.conv2d": (_convolution(relax.op.nn.conv2d, "OIHW"),),
@@ -202,6 +203,6 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "nn.pad": (_padding,),
     "nn.prelu": (_by_channel,),
     **{name: (_reduction(getattr(relax.op, name)),) for name in ("mean", "max", "min", "sum")},
-    **dict.fromkeys(_ONE, (_elementwise,)),
-    **dict.fromkeys(_TWO, (_of_two,)),
+    **dict.fromkeys(OF_ONE, (_elementwise,)),
+    **dict.fromkeys(OF_TWO, (_of_two,)),
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Order, Seconds, StoredWeights, TunedKernels
+from tvm_pipeline.backends.contract import Order, Rewriting, Seconds, StoredWeights, TunedKernels
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.model import FLOAT32, Model
 from tvm_pipeline.core.platform import Device
@@ -27,6 +27,7 @@ from tvm_pipeline_tvm.relax.call_loop import Slice
 from tvm_pipeline_tvm.relax.cuda_kernels import ready_to_run
 from tvm_pipeline_tvm.relax.cuda_loop import CudaSlice, weights_on
 from tvm_pipeline_tvm.relax.importer import import_model
+from tvm_pipeline_tvm.relax.rewrite_concat import RelaxRewriting
 from tvm_pipeline_tvm.slice_plan import SlicePlan
 from tvm_pipeline_tvm.tvm_errors import TVMError, reason
 
@@ -43,6 +44,10 @@ class RelaxModel(TvmModel[Library]):
     @staticmethod
     def check(model: Model) -> None:
         import_model(model)
+
+    @staticmethod
+    def rewriting(model: Model) -> Rewriting:
+        return RelaxRewriting(model)
 
     @staticmethod
     def build(

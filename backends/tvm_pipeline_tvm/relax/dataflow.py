@@ -19,6 +19,11 @@ LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty
 Constant = type(relax.const(0.0))  # its class has another name in each version of TVM
 
 
+def one_block(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose functions are one block of dataflow each, where nothing else is in them."""
+    return tvm.transform.Sequential([relax.transform.ConvertToDataflow(1), relax.transform.Normalize()])(mod)
+
+
 def plain_main(function: Any) -> tuple[list[Any], Any]:
     """Return the bindings of a function, and its result.
 

@@ -34,6 +34,7 @@ from tvm_pipeline_tvm.relax.numpy_table import constant
 from tvm_pipeline_tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
 
 MOST = 128  # the largest int8, without its sign
+LANES = 4  # channels: layers of other numbers of them stay in float32
 NEAR = 1e-4  # of an integer: float32 has rounded the product of an int8 and a scale once
 BIAS_STEPS = 1 << 20  # of a channel without weights
 _RANGE = {"int8": (-128, 127), "uint8": (0, 255)}
@@ -262,7 +263,7 @@ def _convolution(rewriter: Rewriter, call: Any) -> _Found | None:
     attrs, (data, kernel) = call.attrs, call.args
     weights, groups, channels = constant_of(kernel), int(attrs.groups), shape_of(data)[1]
     layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
-    if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or groups not in (1, channels) or len(weights) % 4:
+    if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or groups not in (1, channels) or len(weights) % LANES:
         return None
     if groups > 1 and (len(weights) != channels or ints(attrs.dilation) != [1, 1]):
         return None
@@ -276,7 +277,7 @@ def _convolution(rewriter: Rewriter, call: Any) -> _Found | None:
 def _product(rewriter: Rewriter, call: Any, weights: Floats) -> _Found | None:
     """A vector times a matrix of weights: the convolution of one pixel."""
     data = call.args[0]
-    if weights.ndim != 2 or shape_of(data) != (1, len(weights)) or weights.shape[1] % 4 or len(weights) % 4:
+    if weights.ndim != 2 or shape_of(data) != (1, len(weights)) or weights.shape[1] % LANES or len(weights) % LANES:
         return None
     given = _dequantized(rewriter, data)
     if given is None:

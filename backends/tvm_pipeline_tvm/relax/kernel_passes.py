@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_pipeline_tvm.kernel_sets import Choices, relax_kernels
+from tvm_pipeline_tvm.relax.dataflow import one_block
 from tvm_pipeline_tvm.relax.pad_channels import pad_channels
 from tvm_pipeline_tvm.relax.simplify import simplified
 
@@ -93,7 +94,6 @@ class FuseKernels:
         self._target = tvm.target.Target(target) if isinstance(target, (str, dict)) else target
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        one_block = tvm.transform.Sequential([relax.transform.ConvertToDataflow(1), relax.transform.Normalize()])
         return fused(pad_channels(simplified(one_block(mod))), self._target)
 
 
