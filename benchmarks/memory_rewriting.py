@@ -24,6 +24,8 @@
    the command decides; processor time of a frame of the rewritten model over the ordered one, in turns. A model of int8
    must give equal bits, and TFLite adds no int8 up in parts.
 
+With Relax part 2 is left out, and part 3 has the networks that are written as .tflite, by Relax and by TFLite.
+
 An asterisk marks a peak that was not proven in time. The exit status is 1 if a rewriting costs memory or outputs
 differ by more than is allowed.
 """
@@ -165,6 +167,10 @@ def report_peaks(short: bool) -> list[str]:
 
 
 def report_relay(short: bool) -> list[str]:
+    from tvm_pipeline_tvm.installed_ir import installed_ir
+
+    if installed_ir() != "relay":
+        return []
     made: dict[str, Make] = {"three branches": branches}
     if not short:
         made |= {
@@ -249,6 +255,9 @@ cores = [0]
 def report_product(short: bool) -> list[str]:
     """Compile models with `--memory-rewrite`, on both backends."""
     from tvm_pipeline_tvm.host.detection import host_target
+    from tvm_pipeline_tvm.installed_ir import installed_ir
+
+    ir = installed_ir()
 
     made: dict[str, Make] = {"three branches": branches}
     if not short:
@@ -260,23 +269,23 @@ def report_product(short: bool) -> list[str]:
     rows, failed = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        relay, tflite = folder / "relay.toml", folder / "tflite.toml"
-        relay.write_text(DESK.format("host", host_target()))
+        host, tflite = folder / "host.toml", folder / "tflite.toml"
+        host.write_text(DESK.format("host", host_target()))
         tflite.write_text(DESK.format("edgetpu", "tflite"))
         files: list[tuple[str, Path | str, Path]] = []
         for network, make in made.items():
-            files += [
-                (f"{network}, {way}", file, desk)
-                for way, file, desk in (
-                    ("Relay", relay_files(make(), folder), relay),
-                    ("TFLite", tflite_files(make(), folder), tflite),
-                )[short:]  # Relay comes with the three pools, too
-            ]
-        files.append(("three pools in int8, Relay", int8_files(folder), relay))
-        if not short:
-            files += [("squeezenet, Relay", "squeezenet", relay), ("densenet-121, Relay", "densenet-121", relay)]
+            written = tflite_files(make(), folder)
+            if ir == "relax":
+                files.append((f"{network}, Relax", written, host))
+            elif not short:  # Relay comes with the three pools, too
+                files.append((f"{network}, Relay", relay_files(make(), folder), host))
+            files.append((f"{network}, TFLite", written, tflite))
+        if ir == "relay":
+            files.append(("three pools in int8, Relay", int8_files(folder), host))
+        if ir == "relay" and not short:
+            files += [("squeezenet, Relay", "squeezenet", host), ("densenet-121, Relay", "densenet-121", host)]
             cells = [read_graph(path) for path in sorted((ROOT / "profiles/swiftnet").glob("*.json"))]
-            files += [(f"{cell.name} in float, Relay", relay_files(cell, folder), relay) for cell in cells]
+            files += [(f"{cell.name} in float, Relay", relay_files(cell, folder), host) for cell in cells]
         for label, file, desk in files:
             row, is_good = product_row(label, file, desk, 1 if short else 30)
             rows.append(row)
