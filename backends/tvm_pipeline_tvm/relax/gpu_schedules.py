@@ -1,18 +1,19 @@
-"""Schedules of fused functions for CUDA devices: by rules of the kernels that are installed, else by dlight.
+"""Schedules of fused functions for GPUs: by rules of the kernels that are installed, else by dlight.
 
 dlight, TVM's collection for GPUs, has rules of products of matrices and reductions, and one that is right for all.
 
-Functions come from TVM's own LegalizeOps, in NCHW and not in blocks; see `gpu_kernels`. Nothing of this was ever run on
-a GPU: kernels are compiled, and run on the CPU by the tests.
+Functions come from TVM's own LegalizeOps, in NCHW and not in blocks; see `gpu_kernels`. CUDA's kernels ran on an H100,
+and those of OpenCL on PoCL only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 
 from tvm_pipeline.errors import ModelError
@@ -77,17 +78,32 @@ def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[t
     Rules are those of the installed kernels, and `matmul`, `gemv`, `reduction`, `general_reduction` and `fallback` of
     dlight's. `fallback` gives each thread one element, and is right for everything.
 
+    A rule of dlight's may give a block more threads than a small OpenCL device has (Mali); then it does not count.
+
     Raises:
         ModelError: no rule schedules the function.
     """
+    most = int(target.attrs.get("max_num_threads", 1024))
     for rule in (*relax_kernels().gpu_rules(), *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
         scheduled = rule(function, target)
-        if scheduled is not None:
+        if scheduled is not None and max(_threads(scheduled[0]), default=1) <= most:
             return scheduled
     raise ModelError(
         "it has no schedule for GPUs, not even dlight's fallback (it computes something in loops of its own); leave "
         "the GPU out of the platform, or simplify the model so that this operator is not in it"
     )
+
+
+def _threads(function: tirx.PrimFunc) -> Iterator[int]:
+    """Yield the threads of the blocks of threads that compute each block of a scheduled function."""
+    s = s_tir.Schedule(function)
+    waiting = [s.get_sblock("root")]
+    while waiting:
+        block = waiting.pop()
+        waiting += s.get_child_blocks(block)
+        bound = [loop for loop in map(s.get, s.get_loops(block)) if loop.thread_binding is not None]
+        extents = {str(loop.thread_binding.thread_tag): int(loop.extent) for loop in bound}
+        yield prod(extent for tag, extent in extents.items() if tag.startswith("threadIdx"))
 
 
 def _dlight(name: str, rule: Any) -> Callable[[tirx.PrimFunc, Any], tuple[tirx.PrimFunc, str] | None]:

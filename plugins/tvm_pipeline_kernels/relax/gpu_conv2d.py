@@ -1,4 +1,4 @@
-"""Schedules of convolutions for CUDA devices, of functions as TVM's LegalizeOps and FuseOps make them.
+"""Schedules of convolutions for GPUs, of functions as TVM's LegalizeOps and FuseOps make them.
 
 `as_product` serves convolutions with enough output channels in a group, dense or grouped, and transposed ones: the
 convolution becomes the product of two matrices in tiles (`gpu_tiles.py`). Padding, and zeros between the pixels of a
@@ -212,7 +212,7 @@ def by_threads(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu) 
         outer.append(wide)
         inner.append(narrow)
     s.reorder(*outer, *reduced, *inner)
-    block, thread = s.split(s.fuse(*outer), [None, _THREADS])
+    block, thread = s.split(s.fuse(*outer), [None, min(_THREADS, gpu.block_threads)])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     s.annotate(thread, "pragma_unroll_explicit", 0)
@@ -236,7 +236,7 @@ def window_of(s: s_tir.Schedule) -> SBlockRV | None:
     return found[0] if prod(int(i.dom.extent) for i in reduced) <= WARP else None
 
 
-def by_elements(s: s_tir.Schedule, anchor: SBlockRV) -> None:
+def by_elements(s: s_tir.Schedule, anchor: SBlockRV, gpu: Gpu) -> None:
     """Schedule a reduction whose threads compute one element each.
 
     Raises:
@@ -248,7 +248,7 @@ def by_elements(s: s_tir.Schedule, anchor: SBlockRV) -> None:
     reduced = [loop for loop, i in zip(loops, axes, strict=True) if i.iter_type == tirx.IterVar.CommReduce]
     outer = [loop for loop, i in zip(loops, axes, strict=True) if i.iter_type != tirx.IterVar.CommReduce]
     s.reorder(*outer, *reduced)
-    block, thread = s.split(s.fuse(*outer), [None, _THREADS])
+    block, thread = s.split(s.fuse(*outer), [None, min(_THREADS, gpu.block_threads)])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     s.annotate(thread, "pragma_unroll_explicit", 0)

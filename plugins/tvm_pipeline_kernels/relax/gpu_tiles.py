@@ -1,4 +1,4 @@
-"""Tiles of convolutions on CUDA devices: what a block of threads and what one thread computes. Free of TVM.
+"""Tiles of convolutions on GPUs: what a block of threads and what one thread computes. Free of TVM.
 
 A convolution is a product of two matrices for each group of channels: the weights, `outputs` x `terms`, times the
 image, `terms` x `pixels`, where the terms are the input channels x kernel rows x kernel columns. A block of threads
@@ -24,11 +24,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 WARP = 32
-MOST_SHARED_BYTES = 48 * 1024  # what a block gets of every device without asking
+MOST_SHARED_BYTES = 48 * 1024  # what a block gets of every CUDA device without asking
+FEWEST_THREADS = 64  # of a tile
 
 
 class Gpu(NamedTuple):
-    """One CUDA device, by its architecture.
+    """One GPU: a CUDA device by its architecture, or an OpenCL device, of which only the limits of a block are known.
 
     Attributes:
         processors: multiprocessors; of the largest device where an architecture has several.
@@ -37,6 +38,8 @@ class Gpu(NamedTuple):
         registers: of 32 bits, on a multiprocessor.
         shared_bytes: shared memory of a multiprocessor.
         system_bytes: what the system takes of it for each block.
+        block_threads: most threads that a tile gives a block.
+        block_bytes: most shared memory of a block.
     """
 
     processors: int
@@ -45,6 +48,8 @@ class Gpu(NamedTuple):
     registers: int = 65536
     shared_bytes: int = 64 * 1024
     system_bytes: int = 0
+    block_threads: int = 256
+    block_bytes: int = MOST_SHARED_BYTES
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; processors of Jetson Nano, TX2, Xavier,
@@ -68,6 +73,16 @@ _GPUS = {
 def gpu_of(number: int) -> Gpu:
     """Return the device of an architecture, such as 87; of one that is not listed, the next older one."""
     return _GPUS[max((known for known in _GPUS if known <= number), default=min(_GPUS))]
+
+
+def opencl_gpu(block_threads: int) -> Gpu:
+    """Return a middling device with the limits of an OpenCL device; OpenCL tells no registers.
+
+    Args:
+        block_threads: most threads of a work-group.
+    """
+    # A work-group has 32 KB of local memory on each device of OpenCL's full profile (CL_DEVICE_LOCAL_MEM_SIZE).
+    return Gpu(16, 1024, 16, block_threads=min(block_threads, 256), block_bytes=32 * 1024)
 
 
 class Tile(NamedTuple):
@@ -100,14 +115,14 @@ class Tile(NamedTuple):
 SKEW = 4
 
 _PER_THREAD = ((8, 8), (8, 4), (4, 8), (4, 4), (4, 2), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))
-_THREADS = (64, 128, 256)
+_THREADS = (FEWEST_THREADS, 128, 256)
 _LATENCY = 600  # cycles from a load of device memory to its use, with the wait for all threads
 _FUSED_PER_CYCLE = 128  # multiply-adds of a multiprocessor, by its four schedulers
 _BUSY_WARPS = 8  # two for each scheduler: while one waits for shared memory, the other computes
 
 
-def tiles(outputs: int, pixels: int, terms: int) -> Iterator[Tile]:
-    """Yield the tiles that may serve a convolution."""
+def tiles(outputs: int, pixels: int, terms: int, gpu: Gpu) -> Iterator[Tile]:
+    """Yield the tiles that may serve a convolution; there is one where blocks may have `FEWEST_THREADS`."""
     for per_thread in _PER_THREAD:
         for rows in (8, 16, 32, 64, 128):
             for columns in (16, 32, 64, 128):
@@ -115,9 +130,10 @@ def tiles(outputs: int, pixels: int, terms: int) -> Iterator[Tile]:
                     tile = Tile(rows, columns, depth, *per_thread)
                     if (
                         tile.threads in _THREADS
+                        and tile.threads <= gpu.block_threads
                         and rows % per_thread[0] == columns % per_thread[1] == 0
                         and rows * depth % tile.threads == columns * depth % tile.threads == 0
-                        and tile.shared_bytes <= MOST_SHARED_BYTES
+                        and tile.shared_bytes <= gpu.block_bytes
                         and (rows < 2 * outputs or rows == 8)
                         and (columns < 2 * pixels or columns == 16)
                         and (depth < 2 * terms or depth == 8)
@@ -138,7 +154,7 @@ def best_tile(groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> T
         >>> best_tile(1, 64, 56 * 56, 64 * 9, gpu_of(87)).threads
         128
     """
-    return min(tiles(outputs, pixels, terms), key=lambda tile: cycles(tile, groups, outputs, pixels, terms, gpu))
+    return min(tiles(outputs, pixels, terms, gpu), key=lambda tile: cycles(tile, groups, outputs, pixels, terms, gpu))
 
 
 def cycles(tile: Tile, groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> float:
