@@ -1,7 +1,7 @@
 """Try the packages in `dist/` (`make dist`) as a user meets them: from a fresh environment, outside the repository.
 
-The wheel is installed with no extra and, over copies of that environment, with each extra alone, or with four of which
-each is one client library; the source distribution is installed once. Every environment must plan, that of the source
+The wheel is installed with no extra and, over copies of that environment, with each extra alone, or with several of one
+library each; the source distribution is installed once. Every environment must plan, that of the source
 distribution by compiled loops, and must do the work that its extra is for; a command whose extra is missing must name
 that extra. Both packages must hold every file of the repository that belongs into them. Two extras with a TVM each must
 be refused together.
@@ -159,7 +159,7 @@ def check_watch(env: Environment) -> None:
 def check_clients(env: Environment) -> None:
     """Each of these extras is one library or two, which the others do not bring."""
     env.python("import paho.mqtt.client, paho.mqtt.enums, paho.mqtt.packettypes, paho.mqtt.properties")
-    env.python("import zmq, mlperf_loadgen, starlette, uvicorn, tritonclient.grpc\nfrom jtop import jtop")
+    env.python("import zmq, mlperf_loadgen, pyopencl, starlette, uvicorn, tritonclient.grpc\nfrom jtop import jtop")
     env.python("from tvm_pipeline_video.tracking import Trackers, Tracking; Trackers(Tracking())")
 
 
@@ -204,7 +204,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
-    "mqtt,frigate,kserve,loadgen,jetson,tracking": check_clients,
+    "mqtt,frigate,kserve,loadgen,jetson,tracking,relax-opencl": check_clients,
     "cuda": check_cuda,
     "relax-cuda": lambda env: check_cuda(env, 13),
     "edgetpu": check_edgetpu,

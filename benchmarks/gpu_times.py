@@ -126,7 +126,7 @@ def _stage_seconds(model: RelayModel, device: Device) -> tuple[float, float, flo
     inputs, outputs = [noise(port) for port in stage.inputs], [port.buffer() for port in stage.outputs]
     there = tvm.device(kind_of(device.target), index_of(device.target))
     library = model.libraries[compiler_target(device.target)]
-    part = DeviceSlice(library, model.cut(names, device), DeviceParams(library.params, there))
+    part = DeviceSlice(library, model.cut(names, device), DeviceParams(library.params, mirrors_on(there)))
     part.set_buffers(inputs, outputs)
     part.give_to_host()
     run = part.executor["run"]

@@ -109,10 +109,15 @@ ROWS = (
     Row(
         "CUDA",
         "gpu/test_device_slices.py::test_stages_on_cpu_and_gpu_in_turn",
-        "relax/test_cuda_slices.py::test_stages_on_cpu_and_gpu_in_turn",
+        "relax/test_device_slices.py::test_stages_on_cpu_and_gpu_in_turn",
         "Relax has fast convolutions without tuning",
     ),
-    Row("OpenCL", "gpu/test_pocl.py::test_slices_equal_the_unsplit_model", ""),
+    Row(
+        "OpenCL",
+        "gpu/test_pocl.py::test_slices_equal_the_unsplit_model",
+        "relax/test_device_slices.py::test_stages_on_cpu_and_gpu_in_turn",
+        "both ran on PoCL only; Relax by pyopencl",
+    ),
     Row(
         "tuning on GPUs",
         "plugins/kernels/gpu/test_device_tuning.py::test_choices_have_the_bits_of_the_default",

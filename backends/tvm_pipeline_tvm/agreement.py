@@ -33,8 +33,8 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import relayout
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.files import cache_folder, keep, read_kept
-from tvm_pipeline_tvm.compiled_model import TvmModel
-from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
+from tvm_pipeline_tvm.compiled_model import RefusedKernelError, TvmModel
+from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory
 from tvm_pipeline_tvm.tvm_errors import TVMError, reason
 
 FORMAT = 3  # raise it when what agreed once must be checked again
@@ -89,10 +89,12 @@ def _record(model: TvmModel[Any], devices: Sequence[Device]) -> Path | None:
     """Return the file of what was found of these libraries; None where a library was never in the cache."""
     import tvm
 
+    from tvm_pipeline_tvm.devices.mirrors import mirrors_of
+
     folders = [model.libraries[compiler_target(device.target)].folder for device in devices]
     described = [tvm.__version__, str(FORMAT), *(device.target for device in devices)]
     for target in (device.target for device in devices if has_own_memory(device.target)):
-        told = tvm.device(kind_of(target), index_of(target))
+        told = mirrors_of(target).device
         described.append(f"{told.device_name} {told.driver_version}")  # another driver may run what this one does not
     for folder in folders:
         if folder is None:
@@ -275,8 +277,8 @@ class _BoundDevice:
                 self._thread.submit(self._run, runner, inputs, outputs).result()
             finally:
                 runner.close()
-        except (TVMError, RunError) as error:
-            why = reason(error)
+        except (TVMError, RunError, RefusedKernelError) as error:
+            why = error.why if isinstance(error, RefusedKernelError) else reason(error)
             raise _UnableError(
                 f"{self._model.graph.name}: {_shown(operators)} cannot run for {self.target!r}: {why}; leave that "
                 "device out, or give its devices one target",
@@ -286,13 +288,17 @@ class _BoundDevice:
 
     def check_answers(self, failed: str, why: str) -> None:
         """Raise ModelError where a device with memory of its own does not even copy after an operator failed on it."""
-        import tvm
+        from tvm_pipeline_tvm.devices.mirrors import mirrors_of
 
-        device = tvm.device(kind_of(self.target), index_of(self.target))
-        on_device = tvm.nd.array if hasattr(tvm, "nd") else tvm.runtime.tensor  # of TVM 0.19, and of later ones
+        mirrors = mirrors_of(self.target)
+
+        def copies() -> None:
+            mirrors.holding(np.ones(1, "float32"))
+            mirrors.device.sync()
+
         try:
-            self._thread.submit(lambda: on_device(np.ones(1, "float32"), device).numpy()).result()
-        except TVMError as error:
+            self._thread.submit(copies).result()
+        except mirrors.failures as error:
             raise ModelError(
                 f"{self._model.graph.name}: operator {failed} ends all work of this process for {self.target!r}: "
                 f"{why}; leave that device out of the platform"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from tvm_pipeline.backends.contract import (
     StageArena,
     StageRunner,
 )
+from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
@@ -62,6 +64,14 @@ class SavedLibrary(KernelLibrary, Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the library into an existing folder."""
+
+
+class RefusedKernelError(PlatformError):
+    """A driver does not compile a kernel; `why` is the reason alone."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class RunnableSlice(StageRunner):
@@ -170,6 +180,17 @@ class TvmModel(CompiledModel, Generic[L]):
             runs_here: whether code for a target runs on this machine; else it is not loaded.
         """
 
+    @staticmethod
+    @abstractmethod
+    def ready_to_run(target: str) -> None:
+        """Make TVM able to run on a device with memory of its own.
+
+        The context of a device is made by the thread that calls this first: PoCL's workers run on its cores.
+
+        Raises:
+            PlatformError: it cannot; the message says what is missing.
+        """
+
     @abstractmethod
     def runnable_plan(self, plan: SlicePlan, device: Device) -> RunnableSlice:
         """Return a planned slice of the device's library as what runs there; raise RunError where it has no room."""
@@ -218,6 +239,24 @@ class TvmModel(CompiledModel, Generic[L]):
 
     def prepare(self, target: str) -> None:
         """Make a device ready to run the model, once all is known of what it must not compute."""
+
+    def run_once(self, target: str) -> None:
+        """Run what a device computes, whose driver compiles kernels when they first run.
+
+        Raises:
+            ModelError: it does not run there.
+        """
+        device = Device("", target=target)
+        try:
+            for names in longest_stages(self.graph, self.computes(device)):
+                with closing(self.stage(names, device)) as runner:
+                    inputs = [input_for_timing(self.graph, port) for port in runner.inputs]
+                    runner.run(inputs, [port.buffer() for port in runner.outputs])
+        except RunError as error:
+            raise ModelError(
+                f"{self.graph.name}: it compiles for {target!r} and does not run there: {error}; leave that device out "
+                "of the platform"
+            ) from error
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         plan = self.plan_slice(operators, device)

@@ -28,7 +28,6 @@ class _Release(NamedTuple):
         distribution: what the extra installs.
         versions: matches the start of those that fit.
         told_by: file of the package that states the version.
-        gpus: kinds of GPUs that it compiles for.
         compiled: the class of its compiled models, see `installed_model`.
     """
 
@@ -37,7 +36,6 @@ class _Release(NamedTuple):
     distribution: str
     versions: str
     told_by: str
-    gpus: tuple[str, ...]
     compiled: str
 
     @property
@@ -52,7 +50,6 @@ RELEASES: dict[str, _Release] = {
         "xtc-tvm-python-bindings",
         r"0\.19(?!\d)",
         "_ffi/libinfo.py",
-        ("cuda", "opencl"),
         "tvm_pipeline_tvm.relay.compiled:RelayModel",
     ),
     "relax": _Release(
@@ -61,7 +58,6 @@ RELEASES: dict[str, _Release] = {
         "apache-tvm",
         r"0\.27\.0(?!\d)",
         "_version.py",
-        ("cuda",),
         "tvm_pipeline_tvm.relax.compiled:RelaxModel",
     ),
 }
@@ -134,6 +130,13 @@ def demand(ir: Ir) -> None:
             f"TVM with {wanted.name} is not installed, and {RELEASES[found].title} is: the two cannot share an "
             f"environment, so run `{_INSTALL[ir]}` in another one"
         )
+
+
+def lacks(kind: str) -> str:
+    """Return what this environment lacks to run on GPUs of a kind, with what installs it; empty if it lacks nothing."""
+    if kind == "opencl" and installed_ir() == "relax" and find_spec("pyopencl") is None:
+        return "with Relax OpenCL needs pyopencl, which is not installed: `pip install 'tvm-pipeline[relax-opencl]'`"
+    return ""
 
 
 def tvm_folder() -> Path | None:

@@ -1,4 +1,4 @@
-"""The software CUDA device as TVM 0.27 sees it."""
+"""The software CUDA device as TVM 0.27 sees it, and PoCL, which is OpenCL on CPU cores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ import pytest
 from tests.support import software_cuda as device
 from tests.support.parts import needs
 from tests.support.software_cuda import SoftwareCuda
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline_tvm.gpu.detection import survey
+from tvm_pipeline_tvm.gpu.targets import target_for
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +51,21 @@ def software_cuda(_software_cuda: SoftwareCuda) -> Iterator[SoftwareCuda]:
     """Provide the device; no test meets the faults of another one."""
     yield _software_cuda
     _software_cuda.reset()
+
+
+@pytest.fixture(scope="session")
+def software_cuda_device(_software_cuda: SoftwareCuda) -> Device:
+    return Device("gpu", "gpu", (), "cuda -arch=sm_87", stand_in="software CUDA")
+
+
+@pytest.fixture(scope="session")
+def pocl(folder_of_the_run: Path) -> Device:
+    """Return PoCL's device; it compiles into a cache of the run, since another process may clear that of its user."""
+    needs("PoCL")
+    needs("pyopencl")
+    import_module("pyopencl")  # which sets PYOPENCL_HOME, and so must be imported before a test begins
+    os.environ["POCL_CACHE_DIR"] = str(folder_of_the_run / "pocl")
+    found = next((gpu for gpu in survey().gpus if gpu.product == "PoCL"), None)
+    if found is None:
+        pytest.skip("PoCL is not listed beside a GPU of OpenCL: set OCL_ICD_VENDORS to the folder of its .icd file")
+    return Device("gpu", "gpu", (), target_for(found), stand_in="PoCL")

@@ -1,4 +1,4 @@
-"""Slices of Relax on a CUDA device, which is made of software: values, what is copied, what stays, and failures."""
+"""Slices of Relax on a CUDA device, which is made of software: what is copied, what stays, and failures."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from random import Random
 
 import numpy as np
-import onnxruntime
 import pytest
 import tvm
-from onnx import helper
 
-from tests.relax.test_slices import bind, check_equal, outputs, whole
+from tests.relax.branching_net import PICTURE, branching_net, picture
+from tests.relax.test_slices import bind, check_equal, whole
 from tests.support import software_cuda as device
-from tests.support.onnx_models import onnx_bytes
 from tests.support.software_cuda import SoftwareCuda
-from tests.support.stages import random_stages
-from tvm_pipeline import frontends
-from tvm_pipeline.backends.contract import Array, Port
-from tvm_pipeline.backends.ports import PAGE, noise
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import GROUP
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -37,35 +32,17 @@ from tvm_pipeline_tvm.relax.build import load_library
 from tvm_pipeline_tvm.relax.compiled import RelaxModel
 
 GPU = Device("gpu", "gpu", (), "cuda -arch=sm_87", stand_in="software CUDA")
-PICTURE = "0/picture.1"  # no name in C++
 CPU = Device("cpu", "host", (0,), "llvm -mcpu=x86-64-v2")
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """Return a network with branches whose tensors skip operators, and two outputs of which one is read inside."""
-    draw = np.random.default_rng(0)
-    shapes = {"w1": (16, 3, 3, 3), "w2": (16, 1, 3, 3), "w3": (16, 16, 1, 1), "w4": (16, 10)}
-    weights = {name: (draw.standard_normal(shape) * 0.3).astype("float32") for name, shape in shapes.items()}
-    nodes = [
-        helper.make_node("Conv", [PICTURE, "w1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
-        helper.make_node("Relu", ["c1"], ["r1"]),
-        helper.make_node("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1], group=16),
-        helper.make_node("Conv", ["c2", "w3"], ["c3"]),
-        helper.make_node("Add", ["c3", "r1"], ["image"]),
-        helper.make_node("GlobalAveragePool", ["image"], ["g"]),
-        helper.make_node("Flatten", ["g"], ["f"]),
-        helper.make_node("Gemm", ["f", "w4"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["scores"], axis=1),
-    ]
-    inputs = [helper.make_tensor_value_info(PICTURE, 1, (1, 3, 21, 21))]
-    content = onnx_bytes(nodes, weights, inputs=inputs, outputs=("image", "scores"))
-    return frontends.onnx.read("branches", "branches.onnx", content, {}, {})
+    return branching_net()
 
 
 @pytest.fixture(scope="module")
 def frame() -> dict[str, Array]:
-    return {PICTURE: noise(Port(PICTURE, (1, 3, 21, 21), "float32"))}
+    return picture()
 
 
 @pytest.fixture(scope="module")
@@ -86,29 +63,6 @@ def compiled(model: Model, cache: Path, software_cuda: SoftwareCuda) -> Iterator
 
 def names(compiled: RelaxModel) -> list[str]:
     return [operator.name for operator in compiled.graph.operators]
-
-
-def test_values_are_those_of_onnxruntime(compiled: RelaxModel, model: Model, frame: dict[str, Array]) -> None:
-    session = onnxruntime.InferenceSession(model.content, providers=["CPUExecutionProvider"])
-    for found, right in zip(whole(compiled, GPU, frame), session.run(None, frame), strict=True):
-        np.testing.assert_allclose(found.reshape(right.shape), right, rtol=1e-4, atol=1e-5)
-
-
-def test_random_cuts_are_equal_bit_for_bit(compiled: RelaxModel, frame: dict[str, Array]) -> None:
-    right, draw = whole(compiled, GPU, frame), Random(1)
-    for _ in range(6):
-        parts = random_stages(compiled.graph, draw, draw.randint(2, 4))
-        check_equal(outputs(compiled, [(part, GPU) for part in parts], frame), right, parts)
-
-
-def test_stages_on_cpu_and_gpu_in_turn(compiled: RelaxModel, frame: dict[str, Array]) -> None:
-    """The libraries have one operator graph, though the CPU's has images in blocks."""
-    right, draw = whole(compiled, CPU, frame), Random(2)
-    for first in (0, 1):
-        cut = random_stages(compiled.graph, draw, 3)
-        parts = [(part, (CPU, GPU)[(index + first) % 2]) for index, part in enumerate(cut)]
-        for found, expected in zip(outputs(compiled, parts, frame), right, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_only_what_crosses_a_cut_is_copied(compiled: RelaxModel, software_cuda: SoftwareCuda) -> None:
@@ -267,28 +221,12 @@ def test_a_device_without_memory_is_an_error(compiled: RelaxModel, software_cuda
         compiled.stage(names(compiled), GPU)
 
 
-def test_a_saved_model_outlives_the_first(compiled: RelaxModel, frame: dict[str, Array], tmp_path: Path) -> None:
-    right = whole(compiled, GPU, frame)
-    compiled.save(tmp_path)
-    first, second = RelaxModel.load(tmp_path, bind), RelaxModel.load(tmp_path, bind)
-    whole(first, GPU, frame)
-    first.close()
-    del first
-    gc.collect()
-    check_equal(whole(second, GPU, frame), right, "loaded")
-
-
 def test_code_that_was_cut_short_is_refused(compiled: RelaxModel, tmp_path: Path) -> None:
     compiled.libraries[GPU.target].save(tmp_path)
     code = (tmp_path / "kernels.cuda").read_bytes()
     (tmp_path / "kernels.cuda").write_bytes(code[:-100])
     with pytest.raises(BundleError, match=r"damaged compiled model .*kernels\.cuda"):
         load_library(tmp_path)
-
-
-def test_opencl_is_refused(model: Model, own_cache: Path) -> None:
-    with pytest.raises(PlatformError, match=r"`opencl -device=mali` needs Relay.*tvm-pipeline\[relay\]"):
-        RelaxModel.compile(model, ["opencl -device=mali"], bind)
 
 
 class TestBackend:
@@ -320,7 +258,3 @@ class TestBackend:
         gpu = backend.settle(Device("gpu", "gpu", (), "cuda"))
         with pytest.raises(PlatformError, match=r"cannot be tuned for: .*kernels for GPUs have fixed schedules"):
             backend.tune(model, gpu, 1.0)
-        if any(each.kind == "opencl" for each in survey().gpus):
-            with pytest.raises(PlatformError, match="OpenCL needs Relay"):
-                backend.settle(Device("gpu", "gpu", (), "opencl"))
-            assert any("OpenCL needs Relay" in line for line in backend.left_out())

@@ -108,6 +108,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "C compiler": (_program("cc", "gcc"), "apt install gcc"),
     "git": (_program("git"), "apt install git"),
     "g++": (_program("g++"), "apt install g++"),
+    "pyopencl": (_module("pyopencl"), "pip install '.[relax-opencl]'"),
     "OpenCL": (_opencl_platforms, "apt install ocl-icd-libopencl1 pocl-opencl-icd"),
     "PoCL": (lambda: b"Portable Computing Language" in _opencl_platforms(), "apt install pocl-opencl-icd"),
     "mosquitto": (lambda: MOSQUITTO, "apt install mosquitto"),

@@ -7,9 +7,7 @@ from typing import Any
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline_tvm.compiled_model import RunnableSlice
-from tvm_pipeline_tvm.devices.device_arrays import part
 from tvm_pipeline_tvm.devices.mirrors import Mirror, Mirrors
-from tvm_pipeline_tvm.devices.tvm_arrays import empty
 
 MOST_KNOWN = 64  # arrays of the host for one tensor; a pipeline has one for each frame inside
 
@@ -59,14 +57,14 @@ class Crossing:
     def _stand_in(self, array: Array) -> tuple[Array, Mirror, Any]:
         """Return the array, its mirror, and what the executor is to use."""
         mirror = self._mirror(array)
-        return array, mirror, part(mirror.on_device, 0, self._shape, self._dtype) if self._tie else None
+        return array, mirror, self._mirrors.part(mirror.on_device, 0, self._shape, self._dtype) if self._tie else None
 
     def _mirror(self, array: Array) -> Mirror:
         shared = self._mirrors.shared(array, kept=self.kept) if self._tie is not None else None
         if shared is not None:
             return shared
         if self._own is None:  # serves all arrays that are copied
-            self._own = empty((array.nbytes,), "uint8", self._mirrors.device)
+            self._own = self._mirrors.empty(array.nbytes)
         return self._mirrors.copied(array, self._own)
 
 

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 
 from tvm_pipeline_tvm.devices.releasing import release_with
 from tvm_pipeline_tvm.devices.targets import DEVICE_TYPES
-from tvm_pipeline_tvm.devices.tvm_arrays import address_of, copy_of, numbers_of, of_capsule
+from tvm_pipeline_tvm.devices.tvm_arrays import address_of, numbers_of, of_capsule
+
+if TYPE_CHECKING:
+    from tvm_pipeline_tvm.devices.mirrors import Mirrors
 
 
 class DeviceParams:
     """The parameters of one library on one device; each is copied there when it is first asked for."""
 
-    def __init__(self, params: Mapping[Any, Any], device: tvm.runtime.Device) -> None:
-        self.device = device
+    def __init__(self, params: Mapping[Any, Any], mirrors: Mirrors) -> None:
+        self.mirrors, self.device = mirrors, mirrors.device
         self._params = params
         self._arrays: dict[Any, Any] = {}
-        release_with(self, device, self._arrays)
+        release_with(self, self.device, self._arrays)
 
     def __getitem__(self, name: Any) -> Any:
         if name not in self._arrays:
-            self._arrays[name] = copy_of(self._params[name], self.device)
+            self._arrays[name] = self.mirrors.holding(self._params[name])
         return self._arrays[name]
 
     def __len__(self) -> int:

@@ -12,18 +12,20 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import tvm
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline_tvm.devices import cuda_toolkit
-from tvm_pipeline_tvm.devices.device_arrays import pointed_at
-from tvm_pipeline_tvm.devices.targets import DEVICE_TYPES
-from tvm_pipeline_tvm.devices.tvm_arrays import empty, numbers_of, same_memory
+from tvm_pipeline_tvm.devices.device_arrays import part, pointed_at
+from tvm_pipeline_tvm.devices.targets import DEVICE_TYPES, index_of, kind_of
+from tvm_pipeline_tvm.devices.tvm_arrays import HAS_ND, copy_of, empty, numbers_of, same_memory
+from tvm_pipeline_tvm.tvm_errors import TVMError
 
 _FOR_ALL = 1 | 2  # cudaHostRegister for all devices, and into their address space
 # Attributes of a CUDA device.
@@ -37,7 +39,7 @@ class Mirror(Protocol):
     """What stands on a device for an array of the host.
 
     Attributes:
-        on_device: its bytes there, an array of TVM's.
+        on_device: its bytes there.
     """
 
     on_device: Any
@@ -98,9 +100,18 @@ class InPlaceCUDA:
 
 
 class Mirrors:
-    """The mirrors of one device. Stages that use the same array of the host share what is kept of it."""
+    """The mirrors of one device, and its arrays. Stages that use the same array of the host share what is kept of it.
 
-    def __init__(self, device: tvm.runtime.Device) -> None:
+    This is for TVM's devices; `opencl_device.py` has those of pyopencl.
+
+    Attributes:
+        failures: what calls of the device raise.
+    """
+
+    failures: ClassVar[tuple[type[Exception], ...]] = (TVMError,)
+    device: Any
+
+    def __init__(self, device: Any) -> None:
         self.device = device
         self._lock = threading.Lock()
         self._known: weakref.WeakValueDictionary[tuple[int, int], Mirror] = weakref.WeakValueDictionary()
@@ -120,20 +131,32 @@ class Mirrors:
             if mirror is None:
                 mirror = self._in_place(array)
                 if mirror is None and kept:
-                    mirror = self.copied(array, empty((array.nbytes,), "uint8", self.device))
+                    mirror = self.copied(array, self.empty(array.nbytes))
                 if mirror is not None:
                     self._known[key] = mirror
             return mirror
 
-    def copied(self, array: Array, on_device: Any) -> DeviceCopy:
+    def copied(self, array: Array, on_device: Any) -> Mirror:
         """Return a mirror that copies to and from memory of the device, given as an array of bytes."""
         kind, index = numbers_of(self.device)
-        pinned = pin(array, index) if kind == DEVICE_TYPES["cuda"] and _is_whole_pages(array) else None
+        pinned = pin(array, index) if kind == DEVICE_TYPES["cuda"] and is_whole_pages(array) else None
         return DeviceCopy(array, on_device, pinned)
+
+    def empty(self, n_bytes: int) -> Any:
+        """Return an array of bytes on the device, of any content."""
+        return empty((n_bytes,), "uint8", self.device)
+
+    def part(self, arena: Any, offset: int, shape: Sequence[int], dtype: str) -> Any:
+        """Return an array within one of bytes, from `offset` on; it keeps that alive."""
+        return part(arena, offset, shape, dtype)
+
+    def holding(self, array: Any) -> Any:
+        """Return a copy of an array of the host on the device."""
+        return copy_of(array, self.device)
 
     def _in_place(self, array: Array) -> Mirror | None:
         kind, index = numbers_of(self.device)
-        if not _is_whole_pages(array) or not shares_memory(kind, index):
+        if not is_whole_pages(array) or not shares_memory(kind, index):
             return None
         if kind == DEVICE_TYPES["opencl"]:
             with suppress(tvm.TVMError):  # the driver refuses this memory
@@ -147,15 +170,28 @@ _all: dict[tuple[int, int], Mirrors] = {}
 
 
 def mirrors_on(device: tvm.runtime.Device) -> Mirrors:
-    """Return the mirrors of a device, the same for all models of this process."""
+    """Return the mirrors of a device of TVM's, the same for all models of this process."""
     return _all.setdefault(numbers_of(device), Mirrors(device))
+
+
+def mirrors_of(target: str) -> Mirrors:
+    """Return the mirrors of the device of a target, the same for all models of this process.
+
+    Raises:
+        PlatformError: there is no such OpenCL device.
+    """
+    if kind_of(target) == "opencl" and not HAS_ND:
+        from tvm_pipeline_tvm.devices.opencl_device import opencl_mirrors  # which needs pyopencl
+
+        return opencl_mirrors(index_of(target))
+    return mirrors_on(tvm.device(kind_of(target), index_of(target)))
 
 
 def _as_bytes(array: Array) -> Array:
     return array.reshape(-1).view("uint8")
 
 
-def _is_whole_pages(array: Array) -> bool:
+def is_whole_pages(array: Array) -> bool:
     """Return whether an array begins at a page and, by `ports.aligned_empty`, shares none with another one."""
     return bool(array.flags.c_contiguous) and array.nbytes >= PAGE and array.ctypes.data % PAGE == 0
 

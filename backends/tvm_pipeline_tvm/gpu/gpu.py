@@ -1,6 +1,6 @@
 """The GPU backend: it detects and settles GPUs, compiles for them and for the CPU cores beside them, and binds threads.
 
-It uses the TVM that is installed (`installed_ir.py`): with Relay CUDA and OpenCL, with Relax CUDA alone.
+It uses the TVM that is installed (`installed_ir.py`). With Relax, OpenCL needs pyopencl beside it.
 
 A platform of GPUs and CPU cores has this backend alone (`serves`): TVM compiles the model once for each target, and the
 libraries share one operator graph. A device's `target` is a TVM target with the index of the device: `cuda`, `cuda:1`,
@@ -31,7 +31,7 @@ from tvm_pipeline.errors import PlatformError
 from tvm_pipeline_tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
 from tvm_pipeline_tvm.gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_tvm.gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
-from tvm_pipeline_tvm.installed_ir import RELEASES, described_version, installed_ir, installed_model
+from tvm_pipeline_tvm.installed_ir import described_version, installed_ir, installed_model, lacks
 from tvm_pipeline_tvm.kernel_sets import relay_kernels
 from tvm_pipeline_tvm.target_text import tvm_target
 
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from tvm_pipeline_tvm.compiled_model import TvmModel
 
 HOST = "host"
-_CUDA_ALONE = (
-    "OpenCL needs Relay, and the TVM that is installed has Relax; run `pip install 'tvm-pipeline[relay]'` in another "
-    "environment"
-)
 _NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`, or [relax]"
 # The cores of this process before any thread is bound to some of them.
 _CORES = frozenset(os.sched_getaffinity(0))
@@ -71,7 +67,7 @@ class GpuBackend(Backend):
             return []
         for line in self.left_out():
             _log.info(line)
-        real = [gpu for gpu in survey().distinct if not gpu.is_software and _is_compiled_for(gpu.kind)]
+        real = [gpu for gpu in survey().distinct if not gpu.is_software and not lacks(gpu.kind)]
         names = [self.name] if len(real) == 1 else [f"{self.name}{index}" for index in range(len(real))]
         return [
             _filled(Device(name, self.name, target=target_for(gpu)), gpu) for name, gpu in zip(names, real, strict=True)
@@ -82,12 +78,12 @@ class GpuBackend(Backend):
         if find_spec("tvm") is None:
             return []
         return [
-            f"{gpu} is left out: the CPU computes what it is given. To use it, name it in a platform file with "
+            f"{gpu} is left out: {lacking}"
+            if (lacking := lacks(gpu.kind))
+            else f"{gpu} is left out: the CPU computes what it is given. To use it, name it in a platform file with "
             f'backend = "gpu" and target = "{gpu.address}"'
-            if _is_compiled_for(gpu.kind)
-            else f"{gpu} is left out: {_CUDA_ALONE}"
             for gpu in survey().distinct
-            if gpu.is_software or not _is_compiled_for(gpu.kind)
+            if gpu.is_software or lacks(gpu.kind)
         ]
 
     def settle(self, device: Device) -> Device:
@@ -96,14 +92,14 @@ class GpuBackend(Backend):
         if find_spec("tvm") is None:
             raise PlatformError(f"device {device.name}: {_NO_TVM}")
         gpu = _meant(device)
-        if not _is_compiled_for(gpu.kind):
-            raise PlatformError(f"device {device.name}: {_CUDA_ALONE}")
+        if lacking := lacks(gpu.kind):
+            raise PlatformError(f"device {device.name}: {lacking}")
         device = _filled(replace(device, target=completed(device.target, gpu)), gpu)
         reason = mismatch(device.target, gpu)
         if reason:
             raise PlatformError(f"device {device.name} is for {device.target!r}, which does not fit {gpu}: {reason}")
         _check_known(device, gpu)
-        own = foreign_schedules(device.target, gpu)
+        own = foreign_schedules(device.target, gpu) if installed_ir() == "relay" else ""  # Relax has one for all
         if own:
             _log.warning(
                 "device %s: %s was made for other hardware than %s, whose own is %s; it runs, perhaps slowly",
@@ -140,8 +136,6 @@ class GpuBackend(Backend):
         return self._compiled(model, devices, order, tuned=False)
 
     def settle_elsewhere(self, device: Device) -> Device:
-        if not _is_compiled_for(kind_of(device.target)):
-            raise PlatformError(f"device {device.name}: {_CUDA_ALONE}")
         _check_target(device, "")
         return device
 
@@ -252,11 +246,6 @@ def bind(device: Device) -> None:
     _check_order(device)
 
 
-def _is_compiled_for(kind: str) -> bool:
-    """Return whether the TVM that is installed compiles for a kind of GPU."""
-    return kind in RELEASES[installed_ir()].gpus
-
-
 def _meant(device: Device) -> Gpu:
     """Return the GPU that a device of a platform means; raise PlatformError where it is not here."""
     found = survey()
@@ -342,11 +331,9 @@ def _keep_software_on_its_cores(devices: Sequence[Device]) -> None:
 
 
 def _ready_on(device: Device) -> None:
-    from tvm_pipeline_tvm.devices.runtimes import ready_to_run
-
     os.sched_setaffinity(0, device.cores)
     with _threads_of_pocl(device):
-        ready_to_run(kind_of(device.target))
+        installed_model().ready_to_run(device.target)
 
 
 @contextmanager
@@ -363,16 +350,17 @@ def _threads_of_pocl(device: Device) -> Iterator[None]:
 
 
 def _check_order(device: Device) -> None:
-    """Raise PlatformError where TVM numbers several OpenCL devices otherwise than `detection.py` does."""
+    """Raise PlatformError where what runs numbers several OpenCL devices otherwise than `detection.py` does."""
     gpu = _meant(device)
     listed = [other for other in survey().gpus if other.kind == gpu.kind]
     if gpu.kind != "opencl" or len(listed) == 1:
         return
-    import tvm
+    from tvm_pipeline_tvm.devices.mirrors import mirrors_of
 
-    named = tvm.device(gpu.kind, gpu.index).device_name
+    named = mirrors_of(gpu.address).device.device_name
     if named != gpu.name:
         raise PlatformError(
-            f"device {device.name}: TVM has {named} as {gpu.address}, not {gpu.name}, because it numbers devices of "
-            "several OpenCL drivers anew in each process; set OCL_ICD_VENDORS to the driver of the GPU that is meant"
+            f"device {device.name}: {named} is {gpu.address} in this process, not {gpu.name}, because devices of "
+            "several OpenCL drivers are numbered anew in each; set OCL_ICD_VENDORS to the driver of the GPU that is "
+            "meant"
         )

@@ -31,11 +31,14 @@ reference.py          what a module computes in float64, and how far a library i
 kernel_walkers.py     the kernels of a module: what each computes, and on what
 build.py              a module becomes a Library for one target, kept in a cache
 cuda_kernels.py       compile kernels for CUDA devices
+opencl_kernels.py     compile kernels for OpenCL devices, and build their programs
 
 What runs:
 
 call_loop.py          a slice that runs on CPU cores: a loop over compiled functions
-cuda_loop.py          a slice that runs on a CUDA device
+device_loop.py        a slice that runs on a device with memory of its own: what all have in common
+cuda_loop.py          such a slice on a CUDA device
+opencl_loop.py        and on an OpenCL device
 compiled.py           one library for each target under one operator graph
 
 Passes for scripts (`tvm_pipeline_tvm.relax_passes` gathers them):

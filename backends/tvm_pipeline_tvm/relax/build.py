@@ -44,6 +44,7 @@ from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline_tvm.relax.importer import import_model
 from tvm_pipeline_tvm.relax.integer_layers import integer_layers
 from tvm_pipeline_tvm.relax.kernel_walkers import Call, FlatModule, flat_module
+from tvm_pipeline_tvm.relax.opencl_kernels import OpenCLFunctions, opencl_target, write_opencl_kernels
 from tvm_pipeline_tvm.relax.pad_channels import pad_channels
 from tvm_pipeline_tvm.relax.reference import error_of
 from tvm_pipeline_tvm.relax.simplify import simplified
@@ -59,7 +60,7 @@ SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
 FORMAT = 7  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
 
 
-BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
+BoundCalls = list[tuple[Any, tuple[Any, ...]]]  # functions, as the module of their target has them, and their tensors
 
 
 class _LibraryFile(msgspec.Struct, frozen=True):
@@ -259,7 +260,8 @@ def compile_module(
     none. Where the `storage` of weights has 16 bits (`Model.weights`), there are no such kernels, whose weights take
     more memory, and the error against float64 of the weights that were given is measured.
     """
-    check_linker((host or "llvm") if has_own_memory(target) else target)
+    if kind_of(target) != "opencl":  # whose kernels are kept as source
+        check_linker((host or "llvm") if has_own_memory(target) else target)
     _log.info(f"compiling {name} for {target}")
     if relax_kernels().key == OWN:
         _log.info(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
@@ -319,7 +321,7 @@ def _written(
     workloads: dict[str, Any] = {}
     try:
         if has_own_memory(target):
-            flat, overwriting = _write_cuda(mod, target, host, folder, rules)
+            flat, overwriting = _write_gpu(mod, target, host or "llvm", folder, rules)
         else:
             flat, overwriting = _write_cpu(mod, target, folder, rules, workloads, tolerance, choices, storage)
     except ModelError as error:
@@ -390,20 +392,19 @@ def _write_cpu(
     return flat, overwriting
 
 
-def _write_cuda(
+def _write_gpu(
     mod: tvm.IRModule, target: str, host: str, folder: Path, rules: dict[str, str]
 ) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
-    """Compile for a CUDA device, on which no kernel is proven to overwrite what it reads."""
-    if kind_of(target) != "cuda":
-        raise PlatformError(
-            f"the target `{target}` needs Relay, since with Relax GPUs are used by CUDA alone; install "
-            "tvm-pipeline[relay] in an environment of its own, or leave the device out of the platform"
-        )
-    host = host or "llvm"
-    compiler = cuda_target(arch_of(target), tvm_target(host))
+    """Compile for a GPU, on which no kernel is proven to overwrite what it reads."""
+    is_cuda = kind_of(target) == "cuda"
+    compiler = cuda_target(arch_of(target), tvm_target(host)) if is_cuda else opencl_target(target, tvm_target(host))
     fused = gpu_fused(mod, compiler)
     flat = flat_module(fused)
-    write_cuda_kernels(functions_of(gpu_kernels(fused, compiler, rules)), compiler, folder, host)
+    functions = functions_of(gpu_kernels(fused, compiler, rules))
+    if is_cuda:
+        write_cuda_kernels(functions, compiler, folder, host)
+    else:
+        write_opencl_kernels(functions, compiler, folder)
     return flat, {}
 
 
@@ -479,7 +480,9 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
 
 
 def _functions_of(folder: Path, target: str) -> Any:
-    return CudaFunctions(folder) if has_own_memory(target) else load_kernels(folder / "kernels.so", alone=False)
+    if not has_own_memory(target):
+        return load_kernels(folder / "kernels.so", alone=False)
+    return CudaFunctions(folder) if kind_of(target) == "cuda" else OpenCLFunctions(folder)
 
 
 def _constant(raw: Bytes, described: Weight) -> np.ndarray:

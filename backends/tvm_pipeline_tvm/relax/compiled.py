@@ -1,10 +1,11 @@
 """A model compiled by Relax for every target of its devices; what is no IR's is in `compiled_model.py`.
 
-Next: `build.py`, which compiles, and `call_loop.py` and `cuda_loop.py`, which run slices.
+Next: `build.py`, which compiles, and `call_loop.py` and `device_loop.py`, which run slices.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,17 +20,22 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline_tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline_tvm.devices.mirrors import mirrors_of
 from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, kind_of
 from tvm_pipeline_tvm.devices.transfer_times import time_transfers
+from tvm_pipeline_tvm.installed_ir import lacks
 from tvm_pipeline_tvm.kernel_sets import relax_kernels
+from tvm_pipeline_tvm.relax import cuda_kernels
 from tvm_pipeline_tvm.relax.build import Library, build_library, in_integers, load_library
 from tvm_pipeline_tvm.relax.call_loop import Slice
-from tvm_pipeline_tvm.relax.cuda_kernels import ready_to_run
-from tvm_pipeline_tvm.relax.cuda_loop import CudaSlice, weights_on
+from tvm_pipeline_tvm.relax.cuda_loop import CudaSlice
+from tvm_pipeline_tvm.relax.device_loop import DeviceSlice
 from tvm_pipeline_tvm.relax.importer import import_model
 from tvm_pipeline_tvm.relax.rewrite_concat import RelaxRewriting
 from tvm_pipeline_tvm.slice_plan import SlicePlan
-from tvm_pipeline_tvm.tvm_errors import TVMError, reason
+from tvm_pipeline_tvm.tvm_errors import reason
+
+_log = logging.getLogger(__name__)
 
 
 class RelaxModel(TvmModel[Library]):
@@ -61,8 +67,9 @@ class RelaxModel(TvmModel[Library]):
                 raise PlatformError(f"`weights` {model.weights} for the target `{one}`: {why}")
         recorded = partial(relax_kernels().recorded, tolerance=model.tolerance, measured_on=processor)
         choices = {one: recorded(one) if tuned and not has_own_memory(one) else {} for one in distinct}
-        if any(kind_of(one) == "cuda" and one not in elsewhere for one in distinct):
-            ready_to_run()
+        for target in targets:
+            if has_own_memory(target) and compiler_target(target) not in elsewhere:
+                RelaxModel.ready_to_run(target)
         integers = in_integers(distinct)
         return [
             build_library(model, one, host, choices[one], elsewhere=one in elsewhere, integers=integers)
@@ -73,21 +80,57 @@ class RelaxModel(TvmModel[Library]):
     def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
         return load_library(folder, runs_here)
 
-    def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | CudaSlice:
+    @staticmethod
+    def ready_to_run(target: str) -> None:
+        if kind_of(target) == "opencl":
+            if why := lacks("opencl"):
+                raise PlatformError(why)
+            mirrors_of(target)
+        else:
+            cuda_kernels.ready_to_run()
+
+    def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | DeviceSlice:
         library = self.library_here(device)
         if not has_own_memory(library.target):
             return Slice(library, plan)
-        weights = self._weights.get(device.target)
-        if weights is None:
-            weights = self._weights.setdefault(device.target, weights_on(library, device.target))
+        weights = self._weights_on(device.target, library)
         try:
+            if kind_of(device.target) == "opencl":
+                from tvm_pipeline_tvm.relax.opencl_loop import OpenCLSlice  # which needs pyopencl
+
+                return OpenCLSlice(library, plan, weights)
             return CudaSlice(library, plan, weights, device.target)
-        except TVMError as error:
+        except weights.mirrors.failures as error:
             raise RunError(
                 f"device {device.label} cannot hold a stage of {self.graph.name} with {plan.activation_bytes} bytes of "
                 f"activations beside {len(weights)} weights: {reason(error)}; give it fewer operators, or state its "
                 "`memory_bytes` in the platform file"
             ) from error
+
+    def _weights_on(self, target: str, library: Library) -> DeviceParams:
+        """Return a library's weights on a device, for all its slices there; each is copied when it is first used.
+
+        Raises:
+            PlatformError: the device cannot be used here, or does not run the library's kernels.
+        """
+        weights = self._weights.get(target)
+        if weights is None:
+            self.ready_to_run(target)
+            if kind_of(target) == "cuda":
+                cuda_kernels.check_code(target)
+            made = DeviceParams(dict(enumerate(library.constants)), mirrors_of(target))
+            weights = self._weights.setdefault(target, made)
+        return weights
+
+    def prepare(self, target: str) -> None:
+        """Run once what an OpenCL device computes, and keep its programs: other drivers keep theirs by themselves."""
+        if kind_of(target) != "opencl" or compiler_target(target) in self.elsewhere:
+            return
+        programs = self.libraries[compiler_target(target)].module.programs(mirrors_of(target).device)
+        if not programs.were_kept:
+            _log.info(f"preparing {self.graph.name} on {target}")
+            self.run_once(target)
+            programs.keep()
 
     def tuned(self) -> list[TunedKernels]:
         """Return what is tuned or computed by Winograd's algorithm, for each target where anything is."""
@@ -133,7 +176,7 @@ class RelaxModel(TvmModel[Library]):
         self, device: Device, sizes_bytes: Sequence[int], repeats: int
     ) -> tuple[Seconds, Seconds] | None:
         if has_own_memory(device.target):
-            ready_to_run()
+            self.ready_to_run(device.target)
         return time_transfers(device.target, sizes_bytes, repeats)
 
     def close(self) -> None:

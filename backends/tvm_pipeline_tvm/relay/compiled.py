@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ import tvm
 from tvm_pipeline.backends.contract import Order, Rewriting, Seconds, TunedKernels
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.errors import RunError
 from tvm_pipeline_tvm.child_process import stoppable_pool
 from tvm_pipeline_tvm.compiled_model import Bind, TvmModel
+from tvm_pipeline_tvm.devices import runtimes
 from tvm_pipeline_tvm.devices.cuda_compiler import check_code
 from tvm_pipeline_tvm.devices.cuda_events import device_clock
 from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline_tvm.devices.mirrors import mirrors_of
 from tvm_pipeline_tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline_tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline_tvm.devices.transfer_times import time_transfers
@@ -94,6 +95,10 @@ class RelayModel(TvmModel[Library]):
     def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
         return load_library(folder, runs_here)
 
+    @staticmethod
+    def ready_to_run(target: str) -> None:
+        runtimes.ready_to_run(kind_of(target))
+
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
         """Return the operators as graph JSON; errors are those of `plan_slice`."""
         return as_graph(self._library(device)[0], self.plan_slice(operators, device))
@@ -129,7 +134,7 @@ class RelayModel(TvmModel[Library]):
                 check_code(library.module, target)
             if library.folder and load_programs(library.module, library.folder, index):
                 self._with_programs.add(target)
-            made = DeviceParams(library.params, tvm.device(kind_of(target), index))
+            made = DeviceParams(library.params, mirrors_of(target))
             params = self._on_device.setdefault(target, made)
         return params
 
@@ -141,20 +146,11 @@ class RelayModel(TvmModel[Library]):
         if not has_own_memory(target) or compiler_target(target) in self.elsewhere:
             return
         _log.info(f"preparing {self.graph.name} on {target}")
-        library, device = self.libraries[compiler_target(target)], Device("", target=target)
+        library = self.libraries[compiler_target(target)]
         self._on(target, library)
         if kind_of(target) != "opencl" or target in self._with_programs or library.folder is None:
             return
-        try:
-            for names in longest_stages(self.graph, self.computes(device)):
-                with closing(self.stage(names, device)) as runner:
-                    inputs = [input_for_timing(self.graph, port) for port in runner.inputs]
-                    runner.run(inputs, [port.buffer() for port in runner.outputs])
-        except RunError as error:
-            raise ModelError(
-                f"{self.graph.name}: it compiles for {target!r} and does not run there: {error}; leave that device out "
-                "of the platform"
-            ) from error
+        self.run_once(target)
         with suppress(tvm.TVMError):  # The driver cannot compile an operator that is refused: then no program is kept.
             save_programs(library.module, library.folder, index_of(target))
 

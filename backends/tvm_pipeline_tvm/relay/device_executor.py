@@ -17,7 +17,6 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import RunError
 from tvm_pipeline_tvm.devices.crossings import Crossing, SliceOnDevice
 from tvm_pipeline_tvm.devices.device_arrays import DeviceParams, part
-from tvm_pipeline_tvm.devices.mirrors import mirrors_on
 from tvm_pipeline_tvm.devices.releasing import release_with
 from tvm_pipeline_tvm.kernels import tensor_bytes
 from tvm_pipeline_tvm.relay.library import Library
@@ -50,7 +49,7 @@ class DeviceSlice(SliceOnDevice):
         storage_of.clear()
         self._run = self.executor["run"]
         tie_input, tie_output = self.executor["set_input_zero_copy"], self.executor["set_output_zero_copy"]
-        mirrors = mirrors_on(self._device)
+        mirrors = params.mirrors
         self._received = [
             Crossing(port.shape, port.dtype, mirrors, partial(tie_input, f"input_{index}"))
             for index, port in enumerate(graph.inputs)
