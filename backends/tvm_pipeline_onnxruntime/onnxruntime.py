@@ -47,6 +47,7 @@ class OnnxruntimeBackend(OnnxEngine):
     name = engine = "onnxruntime"
     packages = ("onnxruntime", "onnx")
     fastest_target = "cpu optimization=all"
+    takes_narrow = True
 
     def __init__(self) -> None:
         self._trial = Trial("tvm_pipeline_onnxruntime.providers:serve")

@@ -21,12 +21,15 @@ from tvm_pipeline.backends.contract import Array, Order, Port, Refused, Seconds,
 from tvm_pipeline.backends.cores import bind
 from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.backends.operator_timing import OperatorTimer, alike_operators
-from tvm_pipeline.backends.ports import frame_of_noise
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.number_types import NARROW, packed, packed_bits, unpacked
+from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlanError, RunError
 from tvm_pipeline.frontends.onnx_engine import EngineModel
+from tvm_pipeline.frontends.onnx_types import onnx_type
 from tvm_pipeline_onnxruntime.sessions import CORES, error_reason, optimised, session
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ _LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
 
 class OnnxruntimeModel(EngineModel):
     """The CompiledModel of this backend, of a file that `optimised` made."""
+
+    takes_narrow = True
 
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(model, order, joined)
@@ -146,14 +151,17 @@ class OnnxruntimeModel(EngineModel):
             seconds[:, [self.graph.edges.index[name] for name in self._refused.get(device.target, ())]] = np.nan
             return seconds
         content = self.numbered()
-        frame = frame_of_noise(self.graph)
+        ends = slice_ends(self.graph, [operator.name for operator in self.graph.operators])
+        taken, given = (tuple(map(Port.of, tensors)) for tensors in ends)
+        frame, results = list(map(noise, taken)), [port.buffer() for port in given]
         with tempfile.TemporaryDirectory() as folder:
             made = session(self.graph.name, content, device.cores, profile=Path(folder) / "profile")
+            stage = OnnxruntimeStage(self.graph.name, made, taken, given, device.cores)
             try:
                 for _ in range(repeats + 1):
-                    made.run(None, frame)
-            except Exception as error:  # its errors have no common root
-                raise ModelError(f"{self.graph.name}: onnxruntime cannot run noise: {error_reason(error)}") from error
+                    stage.run(frame, results)
+            except RunError as error:
+                raise ModelError(f"{error}; it was a frame of noise") from error
             events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
         microseconds: dict[int, list[float]] = {}
         for event in events:
@@ -181,6 +189,8 @@ class OnnxruntimeStage(StageRunner):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._name, self._cores = name, cores
         self._session: Any = made
+        # ONNX's numbers of the types that onnxruntime's Python does not know in numpy.
+        self._kinds = {port.name: onnx_type(port.dtype) for port in (*inputs, *outputs) if port.dtype in NARROW}
 
     def bind(self) -> None:
         bind(self._cores)
@@ -190,14 +200,25 @@ class OnnxruntimeStage(StageRunner):
         if made is None:
             raise RunError("the stage was closed; make a new one")
         binding = made.io_binding()
+        kinds, held, results = self._kinds, [], []  # packed arrays live until the frame is computed
         for port, array in zip(self.inputs, inputs, strict=True):
-            binding.bind_cpu_input(port.name, array)
+            if port.name in kinds:
+                held.append(packed(array) if packed_bits(port.dtype) else array)
+                binding.bind_input(port.name, "cpu", 0, kinds[port.name], port.shape, held[-1].ctypes.data)
+            else:
+                binding.bind_cpu_input(port.name, array)
         for port, array in zip(self.outputs, outputs, strict=True):
-            binding.bind_output(port.name, "cpu", 0, array.dtype, port.shape, array.ctypes.data)
+            kind, written = kinds.get(port.name, array.dtype), array
+            if port.name in kinds and packed_bits(port.dtype):
+                written = np.empty(-(-array.size * packed_bits(port.dtype) // 8), np.uint8)
+                results.append((port, written, array))
+            binding.bind_output(port.name, "cpu", 0, kind, port.shape, written.ctypes.data)
         try:
             made.run_with_iobinding(binding)
         except Exception as error:  # its errors have no common root
             raise RunError(f"{self._name}: onnxruntime cannot compute a frame: {error_reason(error)}") from error
+        for port, written, array in results:
+            np.copyto(array, unpacked(written, port.shape, port.dtype))
 
     def close(self) -> None:
         self._session = None  # a run that still goes on keeps it until it ends

@@ -18,6 +18,7 @@ from tvm_pipeline.backends.closeness import difference
 from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.backends.ports import Array, Port, noise
 from tvm_pipeline.backends.trial import answer
+from tvm_pipeline.core.number_types import NARROW, number_type
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline_onnxruntime.onnxruntime import provider_precision
 from tvm_pipeline_onnxruntime.sessions import CPU, error_reason, plugins, session
@@ -47,6 +48,11 @@ def _tried(name: str, target: str, content: bytes) -> list[int]:
     provider, _ = parsed_target(target)
     with tempfile.TemporaryDirectory() as folder:
         made = session(name, content, (), target, Path(folder) / "profile", strict=False)
+        for one in (*made.get_inputs(), *made.get_outputs()):
+            if _dtype(one.type) in NARROW or number_type(_dtype(one.type)) is None:
+                raise ModelError(
+                    f"{provider} is given no {one.type}, as {one.name} is; name a device of the target cpu"
+                )
         ports = [Port(one.name, tuple(one.shape), _dtype(one.type)) for one in made.get_inputs()]
         frame = {port.name: noise(port) for port in ports}
         for port in ports:

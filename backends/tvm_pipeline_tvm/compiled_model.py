@@ -29,7 +29,7 @@ from tvm_pipeline.backends.contract import (
     StageArena,
     StageRunner,
 )
-from tvm_pipeline.backends.ports import input_for_timing
+from tvm_pipeline.backends.ports import input_for_timing, narrow_fault
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
@@ -158,6 +158,8 @@ class TvmModel(CompiledModel, Generic[L]):
         """
         libraries = cls.build(model, targets, host, elsewhere, tuned=tuned, processor=processor)
         compiled = cls(model.name, libraries, bind, order)
+        if fault := narrow_fault(compiled.graph.tensors.values(), "TVM"):
+            raise ModelError(f"{model.name}: {fault}")
         if not compiled.graph.operators:
             raise ModelError(f"{model.name}: its outputs are its inputs as they are, and nothing is to compile")
         compiled.elsewhere = elsewhere

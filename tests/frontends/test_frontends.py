@@ -280,7 +280,7 @@ def unknown_operator_input(model: Any) -> None:
         (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 0), "input x is not a tensor"),
         (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 77), "input x is not a tensor"),
         (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 8), "input x is not a tensor"),
-        (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 16), "input x is not a tensor"),
+        (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 14), "input x is not a tensor"),
         (weights_elsewhere, "its weights lie in another file; make it one with onnx.save"),
         (unknown_operator_input, "not a valid ONNX file, perhaps cut short: .*nowhere"),
     ],

@@ -52,23 +52,23 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2945,
+    "tvm_pipeline/backends": 2980,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3195,
-    "tvm_pipeline/core": 3365,
+    "tvm_pipeline/core": 3465,
     "tvm_pipeline/cost": 2330,
-    "tvm_pipeline/frontends": 2690,
+    "tvm_pipeline/frontends": 2825,
     "tvm_pipeline/memory": 3060,
     "tvm_pipeline/planning": 12_140,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2510,
     "tvm_pipeline/report": 1450,
-    "tvm_pipeline/runtime": 3690,
+    "tvm_pipeline/runtime": 3695,
     "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/workflow": 2730,
     "backends/tvm_pipeline_edgetpu": 3420,
-    "backends/tvm_pipeline_onnxruntime": 570,
+    "backends/tvm_pipeline_onnxruntime": 620,
     "backends/tvm_pipeline_openvino": 350,
     "backends/tvm_pipeline_tvm": 18_470,
     "plugins/tvm_pipeline_boards": 1600,
@@ -76,7 +76,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 9670,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3860,
-    "plugins/tvm_pipeline_video": 14_350,
+    "plugins/tvm_pipeline_video": 14_370,
 }
 
 
@@ -87,7 +87,7 @@ UNPUBLISHED = {
     "tvm_pipeline_kernels": 33,
     "tvm_pipeline_loadgen": 3,
     "tvm_pipeline_papers": 14,
-    "tvm_pipeline_video": 40,
+    "tvm_pipeline_video": 41,
 }
 
 

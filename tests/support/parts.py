@@ -82,6 +82,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "Relay": (_module("tvm.relay"), "pip install '.[relay]' in an environment without Relax"),
     "kernels": (_module("tvm_pipeline_kernels"), "pip install ."),  # for layouts and rules that are the guest's
     "onnx": (_module("onnx"), "pip install '.[relay]'"),
+    "ml_dtypes": (_module("ml_dtypes"), "pip install ml_dtypes"),
     "onnxruntime": (_module("onnxruntime"), "pip install '.[onnxruntime]'"),
     "openvino": (_module("openvino"), "pip install '.[openvino]'"),
     "onnxslim": (_module("onnxslim"), "pip install '.[simplify]'"),

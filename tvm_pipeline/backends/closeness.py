@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_pipeline.backends.ports import Array, Port
+from tvm_pipeline.core.number_types import NARROW, dtype_of, is_float
 from tvm_pipeline.core.tensor_layout import to_logical
 
 # How far a tensor may be off, as a part of its largest value: targets add the same products in another order. The
@@ -63,16 +64,16 @@ class Difference:
 
     def is_close(self, roundings: int) -> bool:
         """Return whether one operator, which rounds so often, may give both."""
-        if not self.dtype.startswith("float"):
+        if not is_float(self.dtype):
             return self.worst <= max(roundings, 1) and self.share <= ROUNDED_SHARE
         return self._is_close(roundings, 1.0)
 
     def is_close_behind_a_cut(self, roundings: int) -> bool:
         """Return whether a network, which rounds so often, may give both."""
-        return self._is_close(roundings or not self.dtype.startswith("float"), CUT_FACTOR)
+        return self._is_close(roundings or not is_float(self.dtype), CUT_FACTOR)
 
     def _is_close(self, rounds: bool | int, factor: float) -> bool:
-        if rounds:
+        if rounds or self.dtype in NARROW:
             return self.error <= ROUNDED_ERROR
         tolerance = HALF_TOLERANCE if self.dtype == "float16" else TOLERANCE
         return self.worst <= max(factor * tolerance * self.largest, float(np.finfo("float32").tiny))
@@ -86,8 +87,8 @@ def difference(expected: tuple[Port, Array], found: tuple[Port, Array], precisio
     """
     one, other = (to_logical(array, port.layout).ravel().astype("float64") for port, array in (expected, found))
     dtype = expected[0].dtype
-    if dtype.startswith("float"):
-        dtype = min(dtype, precision, key=lambda name: np.dtype(name).itemsize)
+    if is_float(dtype):
+        dtype = min(dtype, precision, key=lambda name: dtype_of(name).itemsize)
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
         return Difference(np.inf, 0.0, 1.0, np.inf, dtype)

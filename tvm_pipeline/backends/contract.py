@@ -222,6 +222,7 @@ class Backend(ABC):
         fastest_target: of an engine, the target for CPU cores whose stages are fastest, although the last bits of their
             results depend on where a model is cut; empty where that of `engine_devices` is.
         can_tune: whether `tune` searches for faster kernels.
+        takes_narrow: whether its stages take and give tensors of the types of ml_dtypes, such as bfloat16.
     """
 
     name: str
@@ -230,6 +231,7 @@ class Backend(ABC):
     engine: str = ""
     fastest_target: str = ""
     can_tune: bool = False
+    takes_narrow: bool = False
 
     @abstractmethod
     def detect(self) -> Sequence[Device]:

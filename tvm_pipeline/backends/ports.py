@@ -6,7 +6,7 @@ Next: `contract.py`, whose stages read and write such buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.number_types import NARROW, dtype_of, is_float
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64  # bytes; compiled kernels load whole vectors
 PAGE = 4096  # bytes; a device that computes in the host's memory takes whole pages
+_ENDS = {"int4": 8, "uint4": 16, "int2": 2, "uint2": 4}  # of noise: behind the largest number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def aligned_empty(shape: Sequence[int], dtype: str | np.dtype[Any]) -> Array:
 
     An array of a page or more begins at a page and shares its last one with no other array.
     """
-    item = np.dtype(dtype)
+    item = dtype_of(dtype)
     size = math.prod(shape) * item.itemsize
     alignment = PAGE if size >= PAGE else ALIGNMENT
     raw = np.empty(size + -size % alignment + alignment, np.uint8)
@@ -58,7 +60,7 @@ def bytes_as(array: Array, begin: int, shape: Sequence[int], dtype: str) -> Arra
     >>> bytes_as(np.arange(6, dtype="int32"), 8, (2, 1), "int32").tolist()
     [[2], [3]]
     """
-    item = np.dtype(dtype)
+    item = dtype_of(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
     return array.reshape(-1).view(np.uint8)[begin : begin + size].view(item).reshape(shape)
 
@@ -67,10 +69,11 @@ def noise(port: Port) -> Array:
     """Return input for measuring: seeded noise, since kernels treat zeros and denormal numbers specially."""
     array = port.buffer()
     draw = np.random.default_rng(0)
-    if np.issubdtype(array.dtype, np.floating):
-        array[...] = draw.standard_normal(array.shape)
+    if is_float(port.dtype):
+        drawn = draw.standard_normal(array.shape)
+        array[...] = np.abs(drawn) if port.dtype == "float8_e8m0fnu" else drawn  # it has no sign
     else:
-        array[...] = draw.integers(0, 100, array.shape)
+        array[...] = draw.integers(0, _ENDS.get(port.dtype, 100), array.shape)
     return array
 
 
@@ -91,6 +94,21 @@ def input_for_timing(graph: OperatorGraph, port: Port) -> Array:
     Those may be indices, and a kernel that reads beyond a tensor may end all work of a GPU.
     """
     array = noise(port)
-    if graph.edges.writer.get(port.name) is not None and not np.issubdtype(array.dtype, np.floating):
+    if graph.edges.writer.get(port.name) is not None and not is_float(port.dtype):
         array.fill(0)
     return array
+
+
+def narrow_fault(tensors: Iterable[Tensor], what: str) -> str:
+    """Return which tensor has a type that only ml_dtypes gives numpy, and what to do; empty where none has.
+
+    Args:
+        what: is not given such tensors, for the message.
+    """
+    for tensor in tensors:
+        if tensor.dtype in NARROW:
+            return (
+                f"tensor {tensor.name} is {tensor.dtype}, and {what} is given float16, float32, float64, bool and "
+                "integers of 8 bits and more; run it on onnxruntime"
+            )
+    return ""

@@ -34,6 +34,8 @@ from tvm_pipeline.backends.contract import (
 )
 from tvm_pipeline.backends.engine_agreement import disagreement
 from tvm_pipeline.backends.operator_timing import LEAST_S, OperatorTimer
+from tvm_pipeline.backends.ports import narrow_fault
+from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -186,10 +188,18 @@ class SlicedModel(Delegating):
             return differing
         if device.backend not in self._refused:
             backend = self._backends[device.backend]
-            parts = {name: self._slicer.cut([name]) for name in _operators(self)}
-            reasons = {name: backend.refuses_slice(part.model) for name, part in parts.items()}
+            reasons = {operator.name: self._refusal(operator, backend) for operator in self.graph.operators}
             self._refused[device.backend] = {name: reason for name, reason in reasons.items() if reason}
         return {**self._refused[device.backend], **differing}
+
+    def _refusal(self, operator: Operator, backend: Backend) -> str:
+        """Return why a backend cannot compile an operator; empty if it can."""
+        read = (self.graph.tensors[name] for name in operator.inputs)
+        fault = "" if backend.takes_narrow else narrow_fault((*read, *operator.outputs), backend.name)
+        if fault:
+            return fault
+        part = self._slicer.cut([operator.name])
+        return backend.refuses_slice(part.model)
 
     def check_engines(self, devices: Sequence[Device]) -> list[str]:
         """Run operators on a device of each backend and target from the tensors of the backend that cuts.

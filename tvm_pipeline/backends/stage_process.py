@@ -41,6 +41,7 @@ import numpy.typing as npt
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
 from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
+from tvm_pipeline.core.number_types import dtype_of
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
 from tvm_pipeline.processes import Child, Seat, receive, send
@@ -267,7 +268,7 @@ def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Por
     The descriptor is closed; the arrays keep the memory. Each begins at a page, as `aligned_empty` makes them.
     """
     ports = [*inputs, *outputs]
-    sizes = [int(np.prod(port.shape, dtype=np.int64)) * np.dtype(port.dtype).itemsize for port in ports]
+    sizes = [int(np.prod(port.shape, dtype=np.int64)) * dtype_of(port.dtype).itemsize for port in ports]
     starts = np.cumsum([0, *(size + -size % PAGE for size in sizes)]).tolist()
     os.ftruncate(descriptor, starts[-1])
     block = mmap.mmap(descriptor, starts[-1])

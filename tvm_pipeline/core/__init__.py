@@ -2,6 +2,7 @@
 
 graph.py          the operator graph, its edges, and the tensors that cross a cut
 graph_limits.py   the figures that a graph may have
+number_types.py   the types of numbers: numpy's, and narrow ones of ml_dtypes
 state_loops.py    the graph of a model whose state goes from frame to frame
 topology.py       Kahn's algorithm on graphs of indices
 partition.py      the check that groups of operators are legal stages

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import msgspec
-import numpy as np
 
 from tvm_pipeline.core.graph_limits import MOST, MOST_OPERATORS, tensor_fault
+from tvm_pipeline.core.number_types import dtype_of
 from tvm_pipeline.core.topology import successors
 from tvm_pipeline.errors import GraphError
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor by name, with its logical shape and its numpy dtype name.
+    """A tensor by name, with its logical shape and its numpy dtype name; see `number_types.py`.
 
     Examples:
         >>> Tensor("image", (1, 8, 8, 3), "int8").bytes
@@ -37,7 +37,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
     def times(self, batch: int) -> Tensor:
         """Return the tensor of a call of so many frames; a single number is the same for all of them."""

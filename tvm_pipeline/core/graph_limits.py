@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
-import numpy as np
+from tvm_pipeline.core.number_types import dtype_of, type_fault
 
 MOST_OPERATORS = 200_000
 MOST_FILE_BYTES = 64 << 20
@@ -21,19 +20,7 @@ def tensor_fault(shape: tuple[int, ...], dtype: str) -> str:
     """
     if any(extent < 0 for extent in shape):
         return f"shape {shape}"
-    itemsize = _itemsize(dtype)
-    if not itemsize:
-        return f"dtype {dtype[:80]}, which numpy does not know"
-    if math.prod(shape) * itemsize > MOST:
-        return f"{math.prod(shape) * itemsize} bytes, and none has more than {MOST}"
-    return ""
-
-
-@lru_cache(maxsize=256)
-def _itemsize(dtype: str) -> int:
-    """Return the bytes of a number of this type; 0 where numpy has no such numbers."""
-    try:
-        found = np.dtype(dtype) if dtype.isalnum() else None
-    except (TypeError, ValueError):
-        return 0
-    return found.itemsize if found is not None and found.kind in "biufc" else 0
+    if fault := type_fault(dtype):
+        return f"dtype {fault}"
+    size = math.prod(shape) * dtype_of(dtype).itemsize
+    return f"{size} bytes, and none has more than {MOST}" if size > MOST else ""

@@ -5,6 +5,7 @@ onnx_rewriting.py     what is rewritten of them before a compiler sees them
 onnx_control_flow.py  If, Loop and Scan taken out of them
 onnx_known.py         what is known of their tensors before they run
 onnx_inlining.py      nodes of a subgraph become nodes of the graph around it
+onnx_types.py         numpy's names of the types of their tensors
 onnx_graph.py         an ONNX file as an operator graph, and cut into files
 onnx_model.py         an ONNX file as a compiled model, for backends that run it as it is
 onnx_engine.py        the bases of a backend that is an engine for ONNX files, and of its models

@@ -9,17 +9,10 @@ from typing import Any
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.graph_limits import MOST_OPERATORS
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.number_types import type_fault
 from tvm_pipeline.errors import ModelError, OptionError
-from tvm_pipeline.frontends import onnx_shapes
+from tvm_pipeline.frontends import onnx_shapes, onnx_types
 from tvm_pipeline.frontends.model_metadata import onnx_metadata, stated_shape
-
-_DTYPES = {
-    "FLOAT": "float32",
-    "FLOAT16": "float16",
-    "DOUBLE": "float64",
-    "BOOL": "bool",
-    **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
-}
 
 
 def read(
@@ -80,7 +73,7 @@ def read(
     open_ = {v.name: v.type.tensor_type.shape.dim for v in declared if v.name not in shapes and not all(_extents(v))}
     if open_:
         raise ModelError(f"{path}: {onnx_shapes.advice(open_)}")
-    inputs = tuple(_input(onnx, path, value, shapes) for value in declared)
+    inputs = tuple(_input(path, value, shapes) for value in declared)
     shaped = tuple(t.name for value, t in zip(declared, inputs, strict=True) if _extents(value) != t.shape)
     for value, tensor in zip(declared, inputs, strict=True):
         _fix_shape(value, tensor.shape)
@@ -137,12 +130,13 @@ def _fix_shape(value: Any, shape: tuple[int, ...]) -> None:
         extent.dim_value = known
 
 
-def _input(onnx: Any, path: Path, value: Any, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+def _input(path: Path, value: Any, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
     kind = value.type.tensor_type
-    dtypes = {number: _DTYPES.get(name) for name, number in onnx.TensorProto.DataType.items()}
-    dtype = dtypes.get(kind.elem_type)
-    if dtype is None:
+    dtype = onnx_types.numpy_name(kind.elem_type)
+    if not dtype:
         raise ModelError(f"{path}: input {value.name} is not a tensor of numbers that numpy knows")
+    if fault := type_fault(dtype):
+        raise ModelError(f"{path}: input {value.name} is of {fault}")
     extents = _extents(value)
     shape = shapes.get(value.name)
     if shape is None:

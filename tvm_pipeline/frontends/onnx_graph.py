@@ -16,9 +16,11 @@ import numpy as np
 from tvm_pipeline.backends.contract import ModelSlice
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.number_types import NARROW, type_fault
 from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.topology import find_cycle, successors, topological_order
 from tvm_pipeline.errors import GraphError, ModelError
+from tvm_pipeline.frontends.onnx_types import numpy_name, onnx_type
 
 _MOST_ELEMENTS = 1024  # of a weight whose values may say a shape
 _NO_WORK = ("reshape", "squeeze", "unsqueeze", "flatten", "identity", "shape")
@@ -30,6 +32,8 @@ class OnnxGraph:
     Args:
         model: of the format onnx; its inputs fix what the file leaves open.
         joined: nodes, by their indices in the file, that are one operator each, since an engine computes them as one.
+        narrow: whether tensors of the types of ml_dtypes cross a cut. Where not, or without ml_dtypes, the nodes around
+            such a tensor are one operator, and no input or output of the model is one.
 
     Attributes:
         graph: the operator graph; operators are called by the kind and the index of their first node, `conv_7`.
@@ -39,18 +43,20 @@ class OnnxGraph:
         ModelError: onnx cannot infer the file's types, or an output has no fixed extents or is no tensor.
     """
 
-    def __init__(self, model: Model, joined: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, model: Model, joined: Sequence[Sequence[int]] = (), narrow: bool = True) -> None:
         import onnx
 
         self.source, self.joined = model, joined
         try:
-            proto = _with_types(with_fixed_inputs(model))
+            proto = _with_types(_with_written_outputs(with_fixed_inputs(model)))
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, RuntimeError) as error:
             raise ModelError(f"{model.name}: its types cannot be inferred: {error}") from error
         self._proto = proto
         self._constants = {constant.name: constant for constant in proto.graph.initializer}
         listed = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
-        self._tensors = {value.name: tensor for value in listed if (tensor := _fixed(value)) is not None}
+        tensors = [tensor for value in listed if (tensor := _fixed(value)) is not None]
+        crossing = [one for one in tensors if one.dtype not in NARROW or (narrow and not type_fault(one.dtype))]
+        self._tensors = {tensor.name: tensor for tensor in crossing}
         self.indices: dict[str, list[int]] = {}
         self.graph = self._read()
 
@@ -118,6 +124,11 @@ class OnnxGraph:
 
     def _read(self) -> OperatorGraph:
         proto, name = self._proto.graph, self.source.name
+        for value in (*proto.input, *proto.output):
+            dtype = numpy_name(value.type.tensor_type.elem_type)
+            if value.name not in self._tensors and dtype in NARROW:
+                fault = type_fault(dtype) or f"{dtype}, which this engine is not given: run it on onnxruntime"
+                raise ModelError(f"{name}: {value.name} is of {fault}")
         for value in proto.output:
             if value.name not in self._tensors:
                 raise ModelError(
@@ -206,6 +217,28 @@ def with_fixed_inputs(model: Model) -> Any:
         for value in proto.graph.output:
             value.type.tensor_type.ClearField("shape")
     proto.ir_version = max(proto.ir_version, 4)
+    return proto
+
+
+def _with_written_outputs(proto: Any) -> Any:
+    """Return an ONNX model that has a node for each output: an output that is a constant is copied by one.
+
+    before: initializer y; output y
+    after:  initializer y/1; y = Identity(y/1)
+    """
+    from onnx import helper
+
+    from tvm_pipeline.frontends.onnx_inlining import Names, renamed, replace_nodes
+
+    results = {value.name for value in proto.graph.output}
+    constants = [constant for constant in proto.graph.initializer if constant.name in results]
+    if constants:
+        names = Names(proto.graph)
+        inside = {constant.name: names.free(constant.name) for constant in constants}
+        copies = [helper.make_node("Identity", [inside[constant.name]], [constant.name]) for constant in constants]
+        replace_nodes(proto.graph, [*(renamed(node, inside) for node in proto.graph.node), *copies])
+        for constant in constants:
+            constant.name = inside[constant.name]
     return proto
 
 
@@ -305,27 +338,20 @@ def _reads(node: Any) -> Iterator[str]:
 
 
 def _fixed(value: Any) -> Tensor | None:
-    """Return a value of fixed extents; None where an extent is open or it is no tensor of a type that numpy has."""
-    from onnx import TensorProto, helper
-
+    """Return a value of fixed extents; None where an extent is open or it is no tensor of numbers."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         return None
     extents = tuple(int(extent.dim_value) for extent in kind.shape.dim)
     are_known = all(extent.HasField("dim_value") for extent in kind.shape.dim) and min(extents, default=0) >= 0
-    if not are_known or kind.elem_type in (TensorProto.STRING, TensorProto.UNDEFINED):
-        return None
-    dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    # onnx shows types that numpy has not, such as bfloat16, as another type.
-    known = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) == kind.elem_type
-    return Tensor(value.name, extents, dtype) if known else None
+    dtype = numpy_name(kind.elem_type) if are_known else ""
+    return Tensor(value.name, extents, dtype) if dtype else None
 
 
 def _value(tensor: Tensor) -> Any:
     from onnx import helper
 
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-    return helper.make_tensor_value_info(tensor.name, kind, tensor.shape)
+    return helper.make_tensor_value_info(tensor.name, onnx_type(tensor.dtype), tensor.shape)
 
 
 def _constant_bytes(constant: Any) -> int:

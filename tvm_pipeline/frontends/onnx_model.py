@@ -41,11 +41,16 @@ class OnnxModel(CompiledModel):
         order: is kept and changes nothing, since the runtime of the backend orders operators itself.
         joined: nodes that are one operator each, as `OnnxGraph` takes them.
 
+    Attributes:
+        takes_narrow: as that of `Backend`.
+
     Raises what `OnnxGraph` raises.
     """
 
+    takes_narrow = False
+
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
-        self.file = OnnxGraph(model, joined)
+        self.file = OnnxGraph(model, joined, self.takes_narrow)
         self.graph, self.order = self.file.graph, order
 
     @abstractmethod

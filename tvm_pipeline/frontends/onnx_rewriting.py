@@ -6,16 +6,20 @@ Each changes the model in place. What the user has not asked for it returns a li
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper, version_converter
+from onnx import helper, inliner, numpy_helper, shape_inference, version_converter
 
+from tvm_pipeline.core.number_types import dtype_of, is_float, type_fault, widened
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends.onnx_inlining import renamed, replace_nodes
+from tvm_pipeline.frontends.onnx_types import constant, numpy_name
 
 Values = Mapping[str, Any]
+OLDEST = 21  # opset as which a file that an engine refuses is tried; of 2024
 MOST_INPUT_BYTES = 64 << 20  # of an input that becomes a constant
 
 
@@ -33,17 +37,61 @@ def raise_ir_version(model: Any) -> list[str]:
 
 
 def raised_opset(model: Any) -> Any:
-    """Return a file of an opset that engines have dropped (before 7, of 2017) as one of opset 7; others as they are.
-
-    onnx does not know that a PRelu of before had its slopes along the channels.
-    """
-    is_old = any(not opset.domain and opset.version < 7 for opset in model.opset_import)
-    if not is_old or any(node.op_type == "PRelu" for node in model.graph.node):
+    """Return a file of an opset that engines have dropped (before 7, of 2017) as one of opset 7; others as they are."""
+    if all(opset.domain or opset.version >= 7 for opset in model.opset_import):
         return model
     try:
-        return version_converter.convert_version(model, 7)
-    except (RuntimeError, ValueError):  # the engine names what it does not take of the old one
+        made = version_converter.convert_version(model, 7)
+        _turn_slopes(made)
+        return made
+    except (
+        version_converter.ConvertError,
+        RuntimeError,
+        ValueError,
+    ):  # the engine names what it does not take of the old one
         return model
+
+
+def _turn_slopes(model: Any) -> None:
+    """Give slopes the shape that they have since opset 7, which onnx does not; raise ValueError where it is unknown.
+
+    before: y = PRelu(x [1, 4, 8, 8], slope [4]), along the channels
+    after:  y = PRelu(x [1, 4, 8, 8], slope [4, 1, 1]), along the last axes, as numpy broadcasts
+    """
+    found = shape_inference.infer_shapes(model).graph
+    listed = (*found.input, *found.output, *found.value_info)
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in listed}
+    slopes = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "PRelu":
+            name = node.input[1]
+            if (
+                name not in slopes
+                or node.input[0] not in ranks
+                or sum(name in one.input for one in model.graph.node) > 1
+            ):
+                raise ValueError(name)
+            slopes[name].dims.extend([1] * (ranks[node.input[0]] - 1 - len(slopes[name].dims)))
+            for value in model.graph.input:
+                if value.name == name:
+                    value.CopyFrom(helper.make_tensor_value_info(name, slopes[name].data_type, slopes[name].dims))
+
+
+def other_forms(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a file in other words, and which, for an engine that lacks an operator of it.
+
+    First with the operators expanded that ONNX itself defines by others, then as one of each older opset, where onnx
+    knows how: an engine may know a kind of operator, and only not its newest version.
+    """
+    with suppress(TypeError, RuntimeError, ValueError):  # onnx before 1.18 expands functions of files alone
+        yield (
+            "with ONNX's own functions expanded",
+            inliner.inline_selected_functions(model, [], exclude=True, inline_schema_functions=True),
+        )
+    newest = max((opset.version for opset in model.opset_import if not opset.domain), default=0)
+    for version in range(newest - 1, OLDEST - 1, -1):
+        with suppress(version_converter.ConvertError, RuntimeError, ValueError):
+            yield f"as one of opset {version}", version_converter.convert_version(model, version)
 
 
 def bind_inputs(model: Any, values: Values, path: Any) -> None:
@@ -64,7 +112,7 @@ def bind_inputs(model: Any, values: Values, path: Any) -> None:
     for name, value in values.items():
         if name not in inputs:
             raise OptionError(f"`input_values`: {path} has no input {name}; its inputs are {', '.join(inputs)}")
-        model.graph.initializer.append(numpy_helper.from_array(_array(inputs[name], value, path), name))
+        model.graph.initializer.append(constant(_array(inputs[name], value, path), name))
     kept = [value for value in model.graph.input if value.name not in values]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -73,12 +121,15 @@ def bind_inputs(model: Any, values: Values, path: Any) -> None:
 def _array(declared: Any, value: Any, path: Any) -> Any:
     """Return a value in the type and the shape of an input."""
     kind = declared.type.tensor_type
-    if kind.elem_type == TensorProto.STRING or kind.elem_type not in helper.get_all_tensor_dtypes():
+    dtype = numpy_name(kind.elem_type)
+    if not dtype:
         raise OptionError(f"`input_values`: {path}: input {declared.name} is not a tensor of numbers")
-    dtype, given = helper.tensor_dtype_to_np_dtype(kind.elem_type), np.asarray(value)
+    if fault := type_fault(dtype):
+        raise OptionError(f"`input_values`: {path}: input {declared.name} is of {fault}")
+    given = np.asarray(value)
     extents: list[int] = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 stands for an open extent
     with np.errstate(over="ignore"):  # what is too large is infinite
-        array = given.astype(dtype)
+        array = given.astype(dtype_of(dtype))
     if math.prod(extents) * array.itemsize > MOST_INPUT_BYTES:
         raise OptionError(
             f"`input_values`: {path}: input {declared.name} has the shape {extents}, which is more than "
@@ -86,8 +137,8 @@ def _array(declared: Any, value: Any, path: Any) -> Any:
         )
     if given.ndim == 0 and all(extents):
         array = np.full(extents, array)
-    if not np.array_equal(array, np.broadcast_to(given, array.shape)) and np.dtype(dtype).kind != "f":
-        raise OptionError(f"`input_values`: {path}: input {declared.name} is of {np.dtype(dtype)}, not {value}")
+    if not is_float(dtype) and not np.array_equal(widened(array), np.broadcast_to(widened(given), array.shape)):
+        raise OptionError(f"`input_values`: {path}: input {declared.name} is of {dtype}, not {value}")
     if array.ndim != len(extents) or any(e not in (0, n) for e, n in zip(extents, array.shape, strict=True)):
         shown = [extent or "?" for extent in extents]
         raise OptionError(

@@ -114,18 +114,19 @@ def _settings(model: Any) -> dict[str, str]:
 
 
 def _types(model: Any) -> Iterator[str]:
-    """Yield a line for each type of weights and outputs that TVM has not."""
+    """Yield a line for each type of weights, inputs and outputs that TVM has not."""
     kinds = {number: name for name, number in TensorProto.DataType.items()}
     seen = set()
     weights = ((f"weight {tensor.name}", tensor.data_type) for tensor in model.graph.initializer)
     tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
+    inputs = ((f"input {value.name}", value.type.tensor_type.elem_type) for value in model.graph.input)
     outputs = ((f"output {value.name}", value.type.tensor_type.elem_type) for value in tensors)
-    for named_, number in (*weights, *outputs):
+    for named_, number in (*weights, *inputs, *outputs):
         kind = kinds.get(number, str(number))
         what = named_.partition(" ")[0], kind
         if kind.startswith(_STRANGE_TYPES) and what not in seen:
             seen.add(what)
-            yield f"{named_}: TVM has no {kind}; export the model in FLOAT, FLOAT16 or INT8"
+            yield f"{named_}: TVM has no {kind}; export the model in FLOAT, FLOAT16 or INT8, or run it on onnxruntime"
     for value in model.graph.output:
         if value not in tensors:
             yield f"output {value.name}: it is no tensor; export the model with an output for each tensor"

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
+from tvm_pipeline.core.number_types import is_float
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import most_bytes
@@ -404,7 +405,9 @@ class Pipeline(FrameStream):
                 kind = type(array).__name__
                 raise ModelError(f"input {name} was given a {kind}; a frame is an array, or arrays by input name")
             tensor = expected[name]
-            rounds = np.dtype(tensor.dtype).kind in "fc"  # fractions may lose digits, integers would wrap around
+            rounds = is_float(tensor.dtype) or tensor.dtype.startswith(
+                "complex"
+            )  # fractions may lose digits, integers would wrap around
             fits = np.can_cast(array.dtype, tensor.dtype, "same_kind" if rounds else "safe")
             if array.shape != tensor.shape or not fits:
                 raise ModelError(

@@ -21,6 +21,7 @@ from tvm_pipeline.backends.ports import frame_of_noise, input_for_timing
 from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.number_types import widened
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.tensor_layout import logical_shape
@@ -341,6 +342,7 @@ class _Check:
                 self._fail(f"{what}: output {name} is missing")
             if other.shape != array.shape or other.dtype != array.dtype:
                 self._fail(f"{what}: output {name} is {other.dtype} {other.shape}, not {array.dtype} {array.shape}")
+            other, array = widened(other), widened(array)
             if self._tolerance == 0 and np.array_equal(other, array, equal_nan=array.dtype.kind in "fc"):
                 continue
             if not np.allclose(other, array, self._tolerance, self._tolerance, equal_nan=True) or not self._tolerance:

@@ -20,7 +20,7 @@ from tvm_pipeline_tvm.tvm_errors import on_shapes
 _log = logging.getLogger(__name__)
 
 # The lines of `frontends/onnx_walk.py` that hold for this TVM, too.
-_OF_BOTH = ("operator If ", "operator Loop ", "operator Scan ", "output ")
+_OF_BOTH = ("operator If ", "operator Loop ", "operator Scan ", "input ", "output ")
 _NEEDS_RELAY = (
     "needs TVM with Relay: run `pip install 'tvm-pipeline[relay]'` in an environment of its own, or export the model "
     "as ONNX"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tvm_pipeline import Pipeline, Tensor
 from tvm_pipeline.cli.output import print_json, say
+from tvm_pipeline.core.number_types import is_float, packed_bits, widened
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, nearest
 from tvm_pipeline.files import check_distinct, replacing
@@ -42,7 +43,8 @@ def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener:
     Args:
         settings: those of USED.
         inputs: .npz with an array for each input, or .npy for a model of one input; see `frames_of`.
-        outputs: .npz with an array for each output; nothing is written without it.
+        outputs: .npz with an array for each output; nothing is written without it. numpy's files have no types of
+            ml_dtypes: these are written as float32 or int8, which hold the same numbers, and read as such.
 
     Raises:
         OptionError: there are several models or sources, or the file of outputs is no .npz.
@@ -74,7 +76,7 @@ def run_arrays(settings: Settings, inputs: Path, outputs: Path | None, listener:
         "throughput_fps": len(frames) / taken_s,
         "latency_p50_s": median(result.latency_s for result in results),
     }
-    made = {name: join([result.outputs[name] for result in results]) for name in results[0].outputs}
+    made = {name: widened(join([result.outputs[name] for result in results])) for name in results[0].outputs}
     if outputs:
         with replacing(outputs) as temporary, temporary.open("wb") as file:
             np.savez(file, **made)  # type: ignore[arg-type]  # the stub has a keyword before them
@@ -122,12 +124,22 @@ def frames_of(arrays: Arrays, inputs: Sequence[Tensor]) -> tuple[list[dict[str, 
     for tensor in inputs:
         if tensor.name not in arrays:
             raise ModelError(f"it has no array for the input {tensor.name} {list(tensor.shape)}")
-    split, joins = zip(*(_split(arrays[tensor.name], tensor) for tensor in inputs), strict=True)
+    split, joins = zip(*(_split(_narrowed(arrays[tensor.name], tensor), tensor) for tensor in inputs), strict=True)
     counts = list(map(len, split))
     if len(set(counts)) != 1 or 0 in counts:
         listed = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
         raise ModelError(f"each input needs the same number of frames, at least one; there are {listed}")
     return [dict(zip(names, frame, strict=True)) for frame in zip(*split, strict=True)], joins[0]
+
+
+def _narrowed(array: NDArray[Any], tensor: Tensor) -> NDArray[Any]:
+    """Return int8 as the integers of 4 or 2 bits that an input has; other arrays as they are."""
+    if not packed_bits(tensor.dtype) or is_float(tensor.dtype) or array.dtype != np.int8:
+        return array
+    made = array.astype(tensor.dtype)
+    if not np.array_equal(widened(made), array):
+        raise ModelError(f"the array {tensor.name} has numbers that {tensor.dtype} has not")
+    return made
 
 
 def _split(array: NDArray[Any], tensor: Tensor) -> tuple[Sequence[NDArray[Any]], Join]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import tvm_pipeline
 from tvm_pipeline import OperatorGraph, Tensor
 from tvm_pipeline.addresses import is_loopback
-from tvm_pipeline.errors import OptionError, PipelineClosedError, PipelineError
+from tvm_pipeline.errors import ModelError, OptionError, PipelineClosedError, PipelineError
 from tvm_pipeline.runtime.frame_stream import FrameStream
 from tvm_pipeline_video.http_server import RequestError, answering, check_address, listening
 from tvm_pipeline_video.service.shared_memory import Regions
@@ -84,6 +84,10 @@ class InferenceModel:
     regions: Regions | None = None
 
     def __post_init__(self) -> None:
+        tensors = self.graph.tensors
+        for tensor in (*self.graph.inputs, *(tensors[name] for name in self.graph.outputs)):
+            if tensor.dtype not in DATATYPES:
+                raise ModelError(f"{self.name}: {tensor.name} is {tensor.dtype}, which the protocol has no tensors of")
         self._lock = threading.Lock()
         self._inside: set[Future[Any]] = set()
 
