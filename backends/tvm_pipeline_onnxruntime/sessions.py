@@ -8,12 +8,14 @@ whole, and give its bits. Next: `onnxruntime_model.py`.
 
 from __future__ import annotations
 
+import logging
 import os
 import pkgutil
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -29,12 +31,15 @@ from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_graph import with_fixed_inputs
-from tvm_pipeline.frontends.onnx_rewriting import raised_opset
+from tvm_pipeline.frontends.onnx_rewriting import other_forms, raised_opset
+
+_log = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
 # The cores of this process before any thread is bound to some of them.
 CORES = frozenset(os.sched_getaffinity(0))
 _PLACE = re.compile(r"^\S+\.cc:\d+ .*\) ")  # in its source, before some reasons
+_LACKING = re.compile("NOT_IMPLEMENTED|not a registered")  # reasons that concern one operator
 # The property of a target with which each part is optimised for itself, by all that onnxruntime has.
 OPTIMISATION = "optimization"
 _ERRORS_ONLY = 3  # a level of onnxruntime's log, which goes to stderr
@@ -44,14 +49,28 @@ def optimised(model: Model) -> bytes:
     """Return the model as onnxruntime optimises it: with its inputs fixed and all constants folded.
 
     Raises:
-        ModelError: onnxruntime refuses the model, with its reason.
+        ModelError: onnxruntime refuses the model, also in other words where it lacks an operator, with its reason.
     """
+    proto = raised_opset(with_fixed_inputs(model))
+    try:
+        return _optimised(model.name, proto)
+    except ModelError as error:
+        refused = error
+    for words, other in other_forms(proto) if _LACKING.search(str(refused)) else ():
+        with suppress(ModelError):
+            made = _optimised(model.name, other)
+            _log.warning(f"{refused}; it takes the file {words}")
+            return made
+    raise refused
+
+
+def _optimised(name: str, proto: Any) -> bytes:
     options = _options(1)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(path)
-        _made(model.name, raised_opset(with_fixed_inputs(model)).SerializeToString(), options)
+        _made(name, proto.SerializeToString(), options)
         return path.read_bytes()
 
 

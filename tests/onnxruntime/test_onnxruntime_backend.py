@@ -17,12 +17,14 @@ from tests.support.parts import needs
 needs("onnxruntime")
 needs("onnx")
 
+import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.graphs import random_order
 from tests.support.onnx_models import write_picture_net
 from tests.support.onnx_unknown import write_determinants
+from tests.support.stages import model_outputs, run_stages
 from tests.support.threads import ticks
 from tvm_pipeline import load
 from tvm_pipeline.backends.contract import Array, CompiledModel
@@ -38,7 +40,11 @@ DEVICE = Device("cpu0", "onnxruntime", (CORES[0],))
 
 
 def net(
-    nodes: Sequence[object], outputs: Mapping[str, Sequence[int | str]], *constants: tuple[str, Array], kind: int = 1
+    nodes: Sequence[object],
+    outputs: Mapping[str, Sequence[int | str]],
+    *constants: tuple[str, Array],
+    kind: int = 1,
+    opset: int = 13,
 ) -> Model:
     """Return a model of a picture x [1, 2, 4, 4] in float32."""
     from tvm_pipeline.core.graph import Tensor
@@ -50,7 +56,9 @@ def net(
         [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
         [numpy_helper.from_array(array, name) for name, array in constants],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    domains = {"": opset} | {node.domain: 1 for node in nodes if node.domain}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return Model("net", "onnx", made.SerializeToString(), (Tensor("x", (1, 2, 4, 4)),))
 
 
@@ -245,3 +253,47 @@ def test_replicas_share_the_weights_and_compute_at_the_same_time(tmp_path: Path)
         for stage in stages:
             stage.close()
         assert not compiled._sessions
+
+
+def test_an_output_that_is_a_constant_is_an_operator() -> None:
+    """onnxruntime computes a Shape when it reads the file, and leaves the result as a weight of the output's name."""
+    model = net([helper.make_node("Shape", ["x"], ["y"])], {"y": [4]}, kind=TensorProto.INT64)
+    with closing(backend.compile(model, [DEVICE])) as compiled:
+        (operator,) = compiled.graph.operators
+        assert (operator.kind, operator.inputs, operator.outputs[0].name) == ("identity", (), "y")
+        stages = [([operator.name], DEVICE)]
+        (found,) = model_outputs(compiled, run_stages(compiled, stages, frame_of_noise(compiled.graph)))
+    assert found.tolist() == [1, 2, 4, 4]
+
+
+def test_a_prelu_of_before_opset_7_has_its_slopes_along_the_channels() -> None:
+    slopes = np.array([0.25, 0.5], np.float32)
+    model = net([helper.make_node("PRelu", ["x", "slope"], ["y"])], {"y": [1, 2, 4, 4]}, ("slope", slopes), opset=6)
+    frame = frame_of_noise(backend.compile(model, [DEVICE]).graph)
+    expected = np.where(frame["x"] < 0, slopes[:, None, None] * frame["x"], frame["x"])
+    np.testing.assert_array_equal(whole_outputs(model, frame)["y"], expected)
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="older operators are onnxruntime's own")
+def test_an_operator_that_onnxruntime_lacks_is_tried_in_other_words() -> None:
+    """Its QuantizeLinear is of opset 25, and it has no FlexAttention, which ONNX defines by other operators."""
+    scale = np.array(0.5, np.float32)
+    quantize = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    constants = ("scale", scale), ("zero", np.array(3, np.uint8))
+    model = net([quantize], {"y": [1, 2, 4, 4]}, *constants, kind=TensorProto.UINT8, opset=28)
+    frame = frame_of_noise(backend.compile(model, [DEVICE]).graph)
+    expected = np.clip(np.rint(frame["x"] / scale) + 3, 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(whole_outputs(model, frame)["y"], expected)
+    attention = helper.make_node("FlexAttention", ["x", "x", "x"], ["y"], domain="ai.onnx.preview")
+    model = net([attention], {"y": [1, 2, 4, 4]}, opset=28)
+    scores = np.einsum("bhqd,bhkd->bhqk", frame["x"], frame["x"]) / 2  # the root of 4
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = np.einsum("bhqk,bhkd->bhqd", weights / weights.sum(-1, keepdims=True), frame["x"])
+    np.testing.assert_allclose(whole_outputs(model, frame)["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+def whole_outputs(model: Model, frame: Mapping[str, Array]) -> dict[str, Array]:
+    with closing(backend.compile(model, [DEVICE])) as compiled:
+        names = [operator.name for operator in compiled.graph.operators]
+        found = model_outputs(compiled, run_stages(compiled, [(names, DEVICE)], frame))
+        return dict(zip(compiled.graph.outputs, found, strict=True))
