@@ -3,6 +3,7 @@
     python benchmarks/onnx_suite.py                          # by the TVM of this environment, Relay or Relax
     python benchmarks/onnx_suite.py --compiler onnxruntime   # by an engine for ONNX files
     python benchmarks/onnx_suite.py --json verdicts.jsonl    # a line for each test
+    python benchmarks/onnx_suite.py --together A.jsonl B.jsonl  # the tests that one compiler or another has right
     python benchmarks/onnx_suite.py --table docs/onnx-coverage.csv
     python benchmarks/onnx_suite.py --short                  # every 500th test, for CI
 
@@ -41,7 +42,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write a line for each test here")
     parser.add_argument("--table", type=Path, help="write the column of the compiler into this CSV file")
     parser.add_argument("--short", action="store_true", help="every 500th test, for CI")
+    parser.add_argument("--together", nargs="+", type=Path, metavar="JSON", help="files that --json wrote")
     options = parser.parse_args()
+    if options.together:
+        print(together(options.together))
+        return
     names = options.only or sorted(cases())[:: 500 if options.short else 1]
     found = []
     for verdict in verdicts(names, options.compiler):
@@ -60,6 +65,15 @@ def main() -> None:
     kinds = Counter(each.operators[0] for each in refused if len(each.operators) == 1)
     print("refused most often:", ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20)))
     raise SystemExit(sum(counts[outcome] for outcome in SOUND) < len(found))
+
+
+def together(paths: Sequence[Path]) -> str:
+    """Return how many tests one compiler or another has right, of the verdicts in these files."""
+    found = [msgspec.json.decode(line, type=Verdict) for path in paths for line in path.read_bytes().splitlines()]
+    names = {verdict.name for verdict in found}
+    right = {verdict.name for verdict in found if verdict.outcome in RIGHT}
+    unsound = {verdict.name for verdict in found if verdict.outcome not in SOUND}
+    return f"{len(names)} tests: {len(right)} right with one compiler or another, {len(unsound)} not sound with some"
 
 
 def write_column(path: Path, column: str, found: Sequence[Verdict]) -> None:
