@@ -198,3 +198,14 @@ def test_arrays_of_files_stand_for_it() -> None:
     assert frame["a"].astype("int8").tolist() == values.tolist()
     with pytest.raises(ModelError, match="the array a has numbers that int4 has not"):
         frames_of({"a": np.array([1, 2, 8], np.int8)}, [tensor])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_an_input_of_the_type_may_become_a_constant(dtype: str, tmp_path: Path) -> None:
+    frame, path = frame_of(dtype), write_net(tmp_path, dtype)
+    with closing(backend.compile(load(path, input_values={"a": frame["a"]}), [DEVICE])) as compiled:
+        cut = [([operator.name for operator in compiled.graph.operators], DEVICE)]
+        assert_same(model_outputs(compiled, run_stages(compiled, cut, {"x": frame["x"]})), expected(frame))
+    if dtype == "int4":
+        with pytest.raises(OptionError, match="input a is of int4, not 8"):
+            load(path, input_values={"a": 8})

@@ -52,5 +52,6 @@ def constant(array: npt.NDArray[Any], name: str) -> Any:
     dtype = array.dtype.name
     if dtype not in NARROW:
         return numpy_helper.from_array(array, name)
-    content = packed(array) if packed_bits(dtype) else np.ascontiguousarray(array)
-    return TensorProto(name=name, data_type=onnx_type(dtype), dims=array.shape, raw_data=content.tobytes())
+    content = packed(array) if packed_bits(dtype) else np.ascontiguousarray(array).reshape(-1)
+    bits = content.view(np.uint16 if content.itemsize == 2 else np.uint8).tolist()
+    return TensorProto(name=name, data_type=onnx_type(dtype), dims=array.shape, int32_data=bits)

@@ -33,7 +33,7 @@ from tritonclient.grpc import service_pb2_grpc as services
 from tritonclient.utils import InferenceServerException
 
 from tvm_pipeline import Operator, OperatorGraph, Pipeline, Tensor
-from tvm_pipeline.errors import OptionError, StageError
+from tvm_pipeline.errors import ModelError, OptionError, StageError
 from tvm_pipeline_video.http_server import listening
 from tvm_pipeline_video.service.inference import DATATYPES, InferenceModel, address_of, serving
 
@@ -324,3 +324,11 @@ def test_where_it_may_listen() -> None:
     assert address_of("http", "8000", "", allow_others=False) == ("127.0.0.1", 8000)
     assert address_of("http", "[::1]:8000", "", allow_others=False) == ("::1", 8000)
     assert address_of("http", "0.0.0.0:8000", TOKEN, allow_others=True) == ("0.0.0.0", 8000)
+
+
+def test_a_type_that_the_protocol_lacks_is_refused_by_the_tensor() -> None:
+    needs("ml_dtypes")
+    given = Tensor("sum", (1, 4), "bfloat16")
+    graph = OperatorGraph("net", (X,), (Operator("add", "add", ("x",), (given,)),), ("sum",))
+    with pytest.raises(ModelError, match="net: sum is bfloat16, which the protocol has no tensors of"):
+        InferenceModel(None, graph, "net")  # type: ignore[arg-type]  # it is refused before
