@@ -60,7 +60,8 @@ def _turn_slopes(model: Any) -> None:
     """
     found = shape_inference.infer_shapes(model).graph
     listed = (*found.input, *found.output, *found.value_info)
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in listed}
+    kinds = {value.name: value.type.tensor_type for value in listed}
+    ranks = {name: len(kind.shape.dim) for name, kind in kinds.items() if kind.HasField("shape")}
     slopes = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "PRelu":
