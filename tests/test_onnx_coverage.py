@@ -34,7 +34,7 @@ operator. In eight tests onnxruntime gives other numbers, or fails when it runs,
   onnx 1.23.
 - Where a model is refused because axes, shapes or other settings are inputs, all inputs but the first become constants
   ([`--input-values`](commands.md)), and the test is right if it is right then.
-- What TVM refuses runs on an [engine](engines.md#what-tvm-refuses): Relax or onnxruntime has TOGETHER of the 2024 tests
+- What TVM refuses runs on an [engine](engines.md#what-tvm-refuses): Relax or onnxruntime has 1902 of the 2024 tests
   right. Refused everywhere are outputs whose extents depend on data, inputs and outputs that are texts, sequences or
   optional, and models without inputs.
 - bfloat16, and the numbers of 8, 4 and 2 bits that the package ml_dtypes gives numpy, go into onnxruntime, across its
