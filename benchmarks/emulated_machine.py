@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -29,8 +30,6 @@ PYTHON, NEWEST_GLIBC = "3.11", 36
 SYSTEM = ("python3", "libstdc++6", "libgomp1")  # of the machine
 TOOLS = ("qemu-user-static:amd64", "binutils-aarch64-linux-gnu:amd64")  # of this one: the emulator and a linker
 NEEDS = "an x86-64 machine with apt-get, dpkg-deb and Debian's keyring (debian-archive-keyring)"
-
-EXTRAS = ("relay", "video")
 
 # QEMU's -0 tells Python that the script is its executable, so that children are emulated, too.
 _PYTHON = """#!/bin/sh
@@ -92,12 +91,16 @@ class Machine:
         subprocess.run(self.command(*arguments), env=self.settings(processor, cache), check=True)
 
 
-def machine(install: bool) -> Machine | None:
-    """Return the machine; None, with the reason on stdout, where it is not set up and is not to be, or cannot be."""
+def machine(install: bool, extras: Collection[str] = ("relay", "video")) -> Machine | None:
+    """Return the machine; None, with the reason on stdout, where it is not set up and is not to be, or cannot be.
+
+    Args:
+        extras: of this project, whose requirements are installed there.
+    """
     required = [
         requirement.partition(";")[0]
         for requirement in distribution("tvm-pipeline").requires or []
-        if "extra" not in requirement or any(f'extra == "{extra}"' in requirement for extra in EXTRAS)
+        if "extra" not in requirement or any(f'extra == "{extra}"' in requirement for extra in extras)
     ]
     described = "|".join((SOURCE, *SYSTEM, *TOOLS, *required, _PYTHON, _COMPILER, _LINKER))
     folder = cache_folder() / "tools" / f"emulated-aarch64-{hashlib.sha256(described.encode()).hexdigest()[:8]}"
