@@ -73,8 +73,8 @@ ROWS = (
     Row(
         "int8 in integers on aarch64",
         "tvm/test_int8.py::test_numbers_are_rounded_once_on_arm",
-        "",
-        "in float32 with Relax",
+        "relax/test_integer_layers.py::test_aarch64_has_the_operators_of_x86_in_integers",
+        "Relax has the bits of x86 on an emulated processor",
     ),
     Row(
         "weights in 16 bits",

@@ -12,7 +12,7 @@ No intermediate representation is known here: read `kernels.py` and `numbering.p
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
@@ -126,8 +126,11 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _check_same(name: str, first: NumberedOperators, other: NumberedOperators) -> None:
-    """Raise ModelError at the first operator that differs, or reads other tensors."""
-    rows = [[*zip(one.kinds, one.reads, strict=True), (("the end", 0), one.heads)] for one in (first, other)]
+    """Raise ModelError at the first operator that differs, or reads other tensors; how weights are kept may differ."""
+    rows = [
+        [*zip(one.kinds, map(_activations, one.reads), strict=True), (("the end", 0), one.heads)]
+        for one in (first, other)
+    ]
     for number, (mine, its) in enumerate(zip(*rows, strict=False)):
         if mine != its:
             (one, _), (another, _) = mine[0], its[0]
@@ -198,7 +201,11 @@ def _given(kernels: Sequence[Kernel], one: NumberedOperators, heads: Sequence[En
     for head, value in zip(heads, one.heads, strict=True):
         if value[0] >= 0:
             given[one.places[value[0]][0]].extend(_needed(kernels, one.values, head))
-    return [tuple(value for value in own if value != WEIGHT) for own in given]
+    return list(map(_activations, given))
+
+
+def _activations(values: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(value for value in values if value != WEIGHT)
 
 
 def _needed(kernels: Sequence[Kernel], values: Sequence[tuple[Value, ...]], entry: Entry) -> list[Value]:

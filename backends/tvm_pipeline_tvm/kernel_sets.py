@@ -135,7 +135,7 @@ class RelaxKernels(Kernels):
     tir_pipeline = "default"
 
     def computes_integers(self, target: Any) -> bool:
-        """Return whether convolutions of int8 are fast on CPU cores; quantised layers stay in float32 elsewhere."""
+        """Return whether there are kernels of int8 for CPU cores; quantised layers stay in float32 elsewhere."""
         return False
 
     def refuses_weights(self, storage: str, target: str) -> str:

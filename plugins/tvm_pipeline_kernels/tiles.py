@@ -66,13 +66,15 @@ class Cores(NamedTuple):
     Attributes:
         lanes: float32 numbers in a vector.
         registers: of vectors.
-        bytes_at_once: products of bytes that one instruction adds up in each lane: 4 with VNNI, 2 (as words) with other
-            x86, 0 where no instruction is known.
+        bytes_at_once: products of bytes that one instruction adds up in each lane: 4 with VNNI and with dot products of
+            aarch64, 2 (as words) with other x86, else 1 (as words).
+        signed: whether that instruction takes data with a sign.
     """
 
     lanes: int
     registers: int
-    bytes_at_once: int = 0
+    bytes_at_once: int = 1
+    signed: bool = False
 
 
 class Tile(NamedTuple):

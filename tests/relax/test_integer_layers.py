@@ -29,6 +29,8 @@ from tvm_pipeline_tvm.relax.integer_layers import integer_layers, integers_of
 from tvm_pipeline_tvm.relax.simplify import simplified
 
 RANGE = {"int8": (-128, 127), "uint8": (0, 255)}
+# Without dot products of bytes, and with them.
+AARCH64 = [f"llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu={name}" for name in ("cortex-a72", "cortex-a76")]
 TYPE = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "float32": TensorProto.FLOAT}
 
 
@@ -283,7 +285,18 @@ def test_a_real_network_has_the_bits_of_xnnpack(lanes: int) -> None:
     np.testing.assert_array_equal(whole(on(model, target), target, frame), expected)
 
 
-def test_other_processors_compute_in_float32() -> None:
-    assert in_integers(["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v2"])
+def test_what_a_gpu_shares_is_computed_in_float32() -> None:
+    assert in_integers(["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v2", *AARCH64])
     assert not in_integers(["llvm -mcpu=x86-64-v3", "cuda -arch=sm_87"])
-    assert not in_integers(["llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"])
+
+
+@pytest.mark.needs("linker for AArch64")
+def test_aarch64_has_the_operators_of_x86_in_integers() -> None:
+    """So stages of one model may run on either; `benchmarks/emulated_int8.py` compares what they compute."""
+    targets = [f"llvm -mcpu={MCPU[4]}", *AARCH64]
+    net = nets("int8")[1].conv(8, (3, 3))
+    compiled = RelaxModel.compile(net.model(), targets, lambda _: None, elsewhere=dict.fromkeys(AARCH64, "a board"))
+    for library in compiled.libraries.values():
+        assert sorted(rule for rule in library.rules.values() if rule != "plain") == [
+            *("conv2d_int8", "conv2d_int8", "depthwise_int8")
+        ]

@@ -211,12 +211,11 @@ class _Rewriting:
         options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "dilation")}
         if not block or int(attrs.groups) not in (1, channels) or (int(attrs.groups) > 1 and outputs != channels):
             return None
-        at_once = self._cores.bytes_at_once
         if int(attrs.groups) > 1:
-            if not at_once or options["dilation"] != (1, 1):
+            if options["dilation"] != (1, 1):
                 return None
             inner, padding, fill = self._padded(data)
-            packed = depthwise_int8.packed(weights, block, at_once)
+            packed = depthwise_int8.packed(weights, block, depthwise_int8.columns_at_once(self._cores))
             options |= {"columns": weights.shape[3], "padding": padding, "fill": fill}
             del options["dilation"]
             return self._anchor(depthwise_int8, self._blocked(inner, block), packed, block, "conv2d", options)
@@ -227,6 +226,8 @@ class _Rewriting:
             if not inner or inner % conv2d_int8.FOUR:
                 inner = byte_block(channels, self._lanes)
             given = self._blocked(data, inner)
+        if self._cores.signed:
+            options["added"] = constant(conv2d_int8.added(weights, block))
         return self._anchor(conv2d_int8, given, conv2d_int8.packed(weights, inner, block), block, "conv2d", options)
 
     def _padded(self, data: Any) -> tuple[Any, tuple[int, ...], int]:

@@ -48,7 +48,7 @@ class OwnRelaxKernels(RelaxKernels):
         return tuning_records.take_lines(target, measured_on, lines)
 
     def computes_integers(self, target: Target) -> bool:
-        return cores_of(target).bytes_at_once > 0
+        return True
 
     def refuses_weights(self, storage: str, target: str) -> str:
         if storage != "float16" or converts_float16(tvm_target(target)):

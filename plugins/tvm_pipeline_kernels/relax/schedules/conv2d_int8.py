@@ -7,8 +7,10 @@
         for blocks, rows, columns of the tile:                 what follows: offset, requantisation
           store
 
-Sums are int32, and exact in any order. VNNI adds up four products of bytes a lane at once. Without it bytes are widened
-to words, of which x86 adds up products by two. For other processors the loops are left to LLVM.
+Sums are int32, and exact in any order. VNNI of x86 and dot products of aarch64 add up four products of bytes a lane at
+once. A dot product takes data with a sign, so 128 is taken off before, and 128 times the weights is added behind.
+Without such an instruction bytes are widened to words, of which x86 adds up products by two. Other processors add one
+product of words a lane, by an instruction that LLVM knows, such as `smlal` of aarch64.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
 from tvm_pipeline_kernels.tiles import Tile, tiles
 
 NAME = "conv2d_int8"
+SHIFT = 128  # what data with a sign are less
 FOUR = 4  # channels that are multiplied at a time
-FOR_PAIRS = 4  # registers that products by pairs need beside
+BESIDE = 4  # registers that all products but VNNI's need beside
 _ADD_PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
@@ -46,7 +49,18 @@ def packed(weights: np.ndarray, in_block: int, block: int) -> np.ndarray:
     return np.ascontiguousarray(parted.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
-def compute(data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], dilation: Sequence[int]) -> te.Tensor:
+def added(weights: np.ndarray, block: int) -> np.ndarray:
+    """Return what is added to sums of data with a sign, (blocks, channels of a block), of weights as for `packed`."""
+    return SHIFT * weights.sum(axis=(1, 2, 3), dtype="int32").reshape(-1, block)
+
+
+def compute(
+    data: te.Tensor,
+    kernel: te.Tensor,
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    added: te.Tensor | None = None,
+) -> te.Tensor:
     """Return a convolution of all channels in blocks, without padding: (n, blocks, height, width, channels of a block).
 
     Args:
@@ -54,11 +68,12 @@ def compute(data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], dilation
             width), whose channels are filled up with zeros.
         kernel: as `packed` has it.
         strides, dilation: of rows and of columns.
+        added: for cores whose instruction takes data with a sign.
     """
     (row_stride, column_stride), (row_step, column_step) = (map(int, numbers) for numbers in (strides, dilation))
     blocks, in_blocks, kernel_rows, kernel_columns, fours, block, _ = (int(extent) for extent in kernel.shape)
     n, channels, height, width, *_ = (int(extent) for extent in data.shape)
-    read = data
+    read, shift = data, 0 if added is None else SHIFT
     if len(data.shape) == 4:
         read = te.compute(
             (n, in_blocks, height, width, fours * FOUR),
@@ -76,7 +91,7 @@ def compute(data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], dilation
         )
     ]
     chunk, row, column, four, term = axes
-    return te.compute(
+    sums = te.compute(
         (
             n,
             blocks,
@@ -85,16 +100,22 @@ def compute(data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], dilation
             block,
         ),
         lambda b, o, y, x, c: te.sum(
-            read(
-                *(b, chunk, y * row_stride + row * row_step, x * column_stride + column * column_step),
-                four * FOUR + term,
-            ).astype("int32")
+            (
+                read(
+                    *(b, chunk, y * row_stride + row * row_step, x * column_stride + column * column_step),
+                    four * FOUR + term,
+                ).astype("int32")
+                - shift
+            )
             * kernel(o, chunk, row, column, four, c, term).astype("int32"),
             axis=axes,
         ),
         name=NAME,
         attrs={RULE: NAME},
     )
+    if added is None:
+        return sums
+    return te.compute(sums.shape, lambda b, o, y, x, c: sums(b, o, y, x, c) + added(o, c), name="add")
 
 
 def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -> None:
@@ -103,7 +124,8 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     kernel = next(region.source for region in s.get(anchor).reads if len(region.source.shape) == 7)
     block_bytes = math.prod(int(extent) for extent in kernel.shape[1:])
     lanes = min(cores.lanes, block)
-    registers = cores.registers - (0 if cores.bytes_at_once == FOUR else FOR_PAIRS)
+    has_vnni = cores.bytes_at_once == FOUR and not cores.signed
+    registers = cores.registers - (0 if has_vnni else BESIDE)
     tile = _tile(blocks, -(-block // lanes), height, width, registers, block_bytes)
     pad_in_parallel(s, anchor)
     last = output(s, anchor)
@@ -115,16 +137,10 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     s.reorder(in_chunk, kernel_row, kernel_column, four, row, column, chunk, vector, lane, term)
     for loop in (four, row, column, chunk, vector):
         s.unroll(loop)
-    has_instruction = lanes in _ADD_PAIRS and cores.bytes_at_once > 0
-    if not has_instruction:
-        s.reorder(term, lane)
-        s.unroll(term)
-        s.vectorize(lane)
     unroll(s, *s.get_loops(s.decompose_reduction(anchor, in_chunk))[-5:])
     unroll(s, *stored)
     s.set_scope(anchor, 0, "local")
-    if has_instruction:
-        s.tensorize(lane, _products(lanes, cores.bytes_at_once))
+    s.tensorize(lane, _products(lanes, cores.bytes_at_once, SHIFT if cores.signed else 0))
 
 
 def _tile(chunks: int, vectors: int, height: int, width: int, registers: int, block_bytes: int) -> Tile:
@@ -134,7 +150,7 @@ def _tile(chunks: int, vectors: int, height: int, width: int, registers: int, bl
 
 
 @functools.cache
-def _products(lanes: int, at_once: int) -> str:
+def _products(lanes: int, at_once: int, shift: int) -> str:
     """Return the name of TVM's intrinsic that adds four products of bytes to each lane: all lanes have one data."""
     vector, four = tirx.Ramp(0, 1, lanes), tirx.Ramp(0, 1, FOUR)
     words = f"int16x{2 * lanes}"
@@ -144,7 +160,12 @@ def _products(lanes: int, at_once: int) -> str:
         weights = kernel.vload([0, 0], f"int8x{FOUR * lanes}")
         if at_once == FOUR:
             numbers = tirx.reinterpret(f"int8x{FOUR * lanes}", tirx.Broadcast(bytes_, lanes))
+            if shift:  # the first bit of a byte without a sign becomes the sign of what is 128 less
+                numbers = numbers ^ tirx.const(-shift, f"int8x{FOUR * lanes}")
+                return _llvm("llvm.aarch64.neon.sdot.v4i32.v16i8", lanes, sums[vector], numbers, weights)
             return add_fours(sums[vector], numbers, weights, lanes)
+        if at_once == 1:
+            return _add_each(sums[vector], data[four].astype(f"int16x{FOUR}"), weights, lanes)
         # The first and third of the four, then the second and fourth: the low and the high byte of each word.
         numbers = tirx.reinterpret(f"u{words}", tirx.Broadcast(bytes_, lanes))
         weights, eight = tirx.reinterpret(words, weights), tirx.const(8, words)
@@ -164,7 +185,9 @@ def _products(lanes: int, at_once: int) -> str:
                 for k in T.serial(FOUR):
                     with T.sblock("update"):
                         lane, term = T.axis.remap("SR", [i, k])
-                        sums[lane] = sums[lane] + T.Cast("int32", data[term]) * T.Cast("int32", kernel[lane, term])
+                        sums[lane] = sums[lane] + (T.Cast("int32", data[term]) - shift) * T.Cast(
+                            "int32", kernel[lane, term]
+                        )
 
     @T.prim_func(s_tir=True)
     def vectors(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
@@ -176,7 +199,7 @@ def _products(lanes: int, at_once: int) -> str:
             T.writes(sums[0:lanes])
             sums[vector] = total(sums, data, kernel)
 
-    name = f"tvm_pipeline.bytes_{lanes}_{at_once}"
+    name = f"tvm_pipeline.bytes_{lanes}_{at_once}_{shift}"
     s_tir.TensorIntrin.register(name, loops, vectors, override=True)
     return name
 
@@ -189,6 +212,23 @@ def add_fours(sums: Any, data: Any, kernel: Any, lanes: int) -> Any:
 def add_pairs(sums: Any, data: Any, kernel: Any, lanes: int) -> Any:
     """Add to each lane of sums two products of int16."""
     return sums + _llvm(_ADD_PAIRS[lanes], lanes, data, kernel)
+
+
+def _add_each(sums: Any, numbers: Any, weights: Any, lanes: int) -> Any:
+    """Add to each lane of sums four products of int16, as LLVM finds instructions for them.
+
+    Args:
+        numbers: four words, for all lanes.
+        weights: four bytes of each lane.
+    """
+    for first in range(0, FOUR, 2):  # two terms are a vector of words
+        order = [lane * FOUR + term for term in (first, first + 1) for lane in range(lanes)]
+        terms = tirx.Shuffle([weights], order).astype(f"int16x{2 * lanes}")
+        for term in range(2):
+            number = tirx.Broadcast(tirx.Shuffle([numbers], [first + term]), lanes)
+            weight = tirx.Shuffle([terms], list(range(term * lanes, (term + 1) * lanes)))
+            sums = sums + number.astype(f"int32x{lanes}") * weight.astype(f"int32x{lanes}")
+    return sums
 
 
 def _llvm(name: str, lanes: int, *operands: Any) -> Any:

@@ -17,14 +17,16 @@ def cores_of(target: Target) -> Cores:
 
     Examples:
         >>> cores_of(Target({"kind": "llvm", "mcpu": "x86-64-v4"}))
-        Cores(lanes=16, registers=32, bytes_at_once=2)
+        Cores(lanes=16, registers=32, bytes_at_once=2, signed=False)
     """
 
     def has(feature: str) -> bool:
         return bool(codegen.llvm_cpu_has_features(feature, target))
 
     cores = next((cores for feature, cores in _BY_FEATURE.items() if has(feature)), Cores(4, 16))
-    at_once = 4 if any(map(has, _FOURS.get(cores.lanes, ()))) else 2 if has("sse2") else 0
+    if has("dotprod") and str(target.attrs.get("mtriple")).startswith(("aarch64", "arm64")):  # not of 32 bits
+        return cores._replace(bytes_at_once=4, signed=True)
+    at_once = 4 if any(map(has, _FOURS.get(cores.lanes, ()))) else 2 if has("sse2") else 1
     return cores._replace(bytes_at_once=at_once)
 
 

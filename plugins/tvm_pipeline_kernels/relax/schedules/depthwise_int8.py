@@ -9,7 +9,8 @@
 
 The instructions that multiply bytes add up neighbours, and the neighbours in blocked layout are channels, which are not
 to be added. So a group of columns, 4 with VNNI and 2 without, is loaded at once, and a shuffle puts the columns of each
-channel side by side. The kernel has zeros up to whole groups. Sums are int32, and exact in any order.
+channel side by side. The kernel has zeros up to whole groups. Other processors, also those with dot products, multiply
+one column at a time, as words, by vectors that LLVM finds instructions for. Sums are int32, and exact in any order.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ MOST_ROWS = 14  # of a band
 MOST_COLUMNS = 14  # of a tile
 LEAST_SUMS = 4  # of a tile: fewer wait for each other
 BESIDE = 6  # registers that hold no sums
+
+
+def columns_at_once(cores: Cores) -> int:
+    """Return the columns of a group."""
+    return 1 if cores.signed else cores.bytes_at_once
 
 
 def packed(weights: np.ndarray, block: int, at_once: int) -> np.ndarray:
@@ -101,8 +107,9 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     _, _, height, width, block = shape_of(s, anchor)
     kernel = s.get(anchor).reads[1].source
     rows, groups, at_once = (int(kernel.shape[axis]) for axis in (1, 2, 4))
-    lanes = min(cores.lanes, block)
-    most = (cores.registers - BESIDE) // (block // lanes)
+    vectors = max(1, block // cores.lanes)
+    lanes = block if at_once == 1 else block // vectors
+    most = (cores.registers - BESIDE) // vectors
     columns = _divisor(width, min(most, MOST_COLUMNS))
     if columns < LEAST_SUMS:
         columns = _divisor(width, most)
@@ -118,12 +125,16 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     s.reorder(kernel_row, group, row, column, vector, lane, kernel_column)
     s.unroll(column)
     s.unroll(vector)
+    if at_once == 1:
+        s.reorder(kernel_column, lane)
+        s.vectorize(lane)
     unroll(s, *s.get_loops(s.decompose_reduction(anchor, kernel_row))[-3:])
     s.set_scope(anchor, 0, "local")
-    if rows * groups * columns * (block // lanes) <= MOST_UNROLLED:
+    if rows * groups * columns * vectors <= MOST_UNROLLED:
         s.unroll(kernel_row)
         s.unroll(group)
-    s.tensorize(lane, _products(lanes, at_once, block))
+    if at_once > 1:
+        s.tensorize(lane, _products(lanes, at_once, block))
 
 
 def _divisor(extent: int, most: int) -> int:

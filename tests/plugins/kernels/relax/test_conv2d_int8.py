@@ -23,8 +23,10 @@ from tvm_pipeline_kernels.relax.schedules.cores import cores_of
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of
 from tvm_pipeline_kernels.tiles import Cores
 
+# Of aarch64:
+WORDS, DOT_PRODUCTS = r"smlal2?\s+v\d+\.4s, v\d+\.[48]h", r"sdot\s+v\d+\.4s, v\d+\.16b"
 VNNI = {16: "znver4", 8: "alderlake"}
-AT_ONCE = [(16, 4), (8, 4), (16, 2), (8, 2), (4, 2), (8, 0)]  # lanes of a target, products of bytes at once
+AT_ONCE = [(16, 4), (8, 4), (16, 2), (8, 2), (4, 2), (4, 1)]  # lanes of a target, products of bytes at once
 SIZES = st.integers(1, 19)
 
 
@@ -36,7 +38,6 @@ def cores_for(lanes: int, at_once: int) -> tuple[Any, Cores]:
         here = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
         if not tvm.target.codegen.llvm_cpu_has_features("avx512vnni" if lanes == 16 else "avxvnni", here):
             pytest.skip("this machine has no such instruction")
-    assert cores_of(target).bytes_at_once in (4, 2)
     return target, cores_of(target)._replace(bytes_at_once=at_once)
 
 
@@ -105,7 +106,7 @@ def test_sums_of_all_channels(
 
 
 @pytest.mark.quick_cases(3)
-@pytest.mark.parametrize(("lanes", "at_once"), [each for each in AT_ONCE if each[1]])
+@pytest.mark.parametrize(("lanes", "at_once"), AT_ONCE)
 @examples(12)
 @given(
     batch=st.sampled_from([1, 1, 2]),
@@ -153,23 +154,34 @@ def test_sums_of_each_channel(
         ("skylake-avx512", r"vpmaddwd.*%zmm"),
         ("haswell", r"vpmaddwd.*%ymm"),
         ("nehalem", r"pmaddwd.*%xmm"),
+        ("cortex-a53", WORDS),
+        ("cortex-a72", WORDS),
+        ("cortex-a76", DOT_PRODUCTS),
+        ("neoverse-n1", DOT_PRODUCTS),
     ],
 )
 def test_every_processor_gets_its_instruction(mcpu: str, instruction: str) -> None:
     """Also where this machine cannot run the code."""
-    target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
+    processor = "aarch64" if mcpu.startswith(("cortex", "neoverse")) else "x86_64"
+    target = tvm.target.Target({"kind": "llvm", "mtriple": f"{processor}-linux-gnu", "mcpu": mcpu})
     cores = cores_of(target)
-    block, at_once = max(8, cores.lanes), cores.bytes_at_once
+    block = max(8, cores.lanes)
     data = np.zeros((1, 1, 6, 8, block), "uint8")
     dense, depthwise = (np.ones((block, read, 3, 3), "int8") for read in (block, 1))
-    layers = (
-        (conv2d_int8, lambda x, w: conv2d_int8.compute(x, w, (1, 1), (1, 1)), conv2d_int8.packed(dense, block, block)),
-        (
-            depthwise_int8,
-            lambda x, w: depthwise_int8.compute(x, w, (1, 1), 3, (0, 0, 0, 0), 0),
-            depthwise_int8.packed(depthwise, block, at_once),
-        ),
+    added = [conv2d_int8.added(dense, block)] if cores.signed else []
+    library, _ = built(
+        conv2d_int8,
+        lambda x, w, *more: conv2d_int8.compute(x, w, (1, 1), (1, 1), *more),
+        [data, conv2d_int8.packed(dense, block, block), *added],
+        target,
+        cores,
     )
-    for rule, layer, weights in layers:
-        library, _ = built(rule, layer, [data, weights], target, cores)
-        assert re.search(instruction, library.mod.inspect_source("asm")), rule.NAME
+    assert re.search(instruction, library.mod.inspect_source("asm"))
+    library, _ = built(
+        depthwise_int8,
+        lambda x, w: depthwise_int8.compute(x, w, (1, 1), 3, (0, 0, 0, 0), 0),
+        [data, depthwise_int8.packed(depthwise, block, depthwise_int8.columns_at_once(cores))],
+        target,
+        cores,
+    )
+    assert re.search(WORDS if cores.signed else instruction, library.mod.inspect_source("asm"))
