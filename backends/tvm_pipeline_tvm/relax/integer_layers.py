@@ -265,7 +265,7 @@ def _convolution(rewriter: Rewriter, call: Any) -> _Found | None:
     layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
     if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or groups not in (1, channels) or len(weights) % LANES:
         return None
-    if groups > 1 and (len(weights) != channels or ints(attrs.dilation) != [1, 1]):
+    if groups > 1 and len(weights) != channels:
         return None
     given = _dequantized(rewriter, data)
     if given is None:

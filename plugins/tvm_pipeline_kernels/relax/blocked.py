@@ -212,12 +212,10 @@ class _Rewriting:
         if not block or int(attrs.groups) not in (1, channels) or (int(attrs.groups) > 1 and outputs != channels):
             return None
         if int(attrs.groups) > 1:
-            if options["dilation"] != (1, 1):
-                return None
             inner, padding, fill = self._padded(data)
-            packed = depthwise_int8.packed(weights, block, depthwise_int8.columns_at_once(self._cores))
+            at_once = depthwise_int8.columns_at_once(self._cores, options["dilation"][1])
+            packed = depthwise_int8.packed(weights, block, at_once)
             options |= {"columns": weights.shape[3], "padding": padding, "fill": fill}
-            del options["dilation"]
             return self._anchor(depthwise_int8, self._blocked(inner, block), packed, block, "conv2d", options)
         if channels % conv2d_int8.FOUR:
             given, inner = self._plain(data), conv2d_int8.FOUR

@@ -10,7 +10,8 @@
 The instructions that multiply bytes add up neighbours, and the neighbours in blocked layout are channels, which are not
 to be added. So a group of columns, 4 with VNNI and 2 without, is loaded at once, and a shuffle puts the columns of each
 channel side by side. The kernel has zeros up to whole groups. Other processors, also those with dot products, multiply
-one column at a time, as words, by vectors that LLVM finds instructions for. Sums are int32, and exact in any order.
+one column at a time, as words, by vectors that LLVM finds instructions for; so do all where columns are dilated. Sums
+are int32, and exact in any order.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ LEAST_SUMS = 4  # of a tile: fewer wait for each other
 BESIDE = 6  # registers that hold no sums
 
 
-def columns_at_once(cores: Cores) -> int:
-    """Return the columns of a group."""
-    return 1 if cores.signed else cores.bytes_at_once
+def columns_at_once(cores: Cores, step: int = 1) -> int:
+    """Return the columns of a group, which are loaded at once, where columns are `step` apart."""
+    return 1 if cores.signed or step > 1 else cores.bytes_at_once
 
 
 def packed(weights: np.ndarray, block: int, at_once: int) -> np.ndarray:
@@ -57,28 +58,34 @@ def packed(weights: np.ndarray, block: int, at_once: int) -> np.ndarray:
 
 
 def compute(
-    data: te.Tensor, kernel: te.Tensor, strides: Sequence[int], columns: int, padding: Sequence[int], fill: int
+    data: te.Tensor,
+    kernel: te.Tensor,
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    columns: int,
+    padding: Sequence[int],
+    fill: int,
 ) -> te.Tensor:
     """Return the convolution of each channel by itself: (n, blocks, height, width, channels of a block).
 
     Args:
         data: (n, blocks, height, width, channels of a block).
         kernel: as `packed` has it.
-        strides: of rows and of columns.
+        strides, dilation: of rows and of columns.
         columns: of the kernel, without what fills it up.
         padding: top, left, bottom, right.
         fill: what is padded with.
     """
     n, blocks, read_rows, read_columns, block = (int(extent) for extent in data.shape)
     _, rows, groups, _, at_once = (int(extent) for extent in kernel.shape)
-    row_stride, column_stride = map(int, strides)
+    (row_stride, column_stride), (row_step, column_step) = (map(int, numbers) for numbers in (strides, dilation))
     top, left, bottom, right = map(int, padding)
-    height = (read_rows + top + bottom - rows) // row_stride + 1
-    width = (read_columns + left + right - columns) // column_stride + 1
+    height = (read_rows + top + bottom - row_step * (rows - 1) - 1) // row_stride + 1
+    width = (read_columns + left + right - column_step * (columns - 1) - 1) // column_stride + 1
 
-    reach = (width - 1) * column_stride + groups * at_once
+    reach = (width - 1) * column_stride + column_step * (groups * at_once - 1) + 1
     copy = te.compute(
-        (n, blocks, (height - 1) * row_stride + rows, reach, block),
+        (n, blocks, (height - 1) * row_stride + row_step * (rows - 1) + 1, reach, block),
         lambda b, o, y, x, c: tirx.if_then_else(
             tirx.all(y >= top, y < top + read_rows, x >= left, x < left + read_columns),
             data(b, o, y - top, x - left, c),
@@ -93,7 +100,11 @@ def compute(
     return te.compute(
         (n, blocks, height, width, block),
         lambda b, o, y, x, c: te.sum(
-            copy(b, o, y * row_stride + row, x * column_stride + group * at_once + column, c).astype("int32")
+            copy(
+                *(b, o, y * row_stride + row * row_step),
+                x * column_stride + (group * at_once + column) * column_step,
+                c,
+            ).astype("int32")
             * kernel(o, row, group, c, column).astype("int32"),
             axis=[row, group, column],
         ),

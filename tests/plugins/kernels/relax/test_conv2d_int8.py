@@ -20,6 +20,7 @@ from tests.relax.fused import target_of
 from tests.support.examples import examples
 from tvm_pipeline_kernels.relax.schedules import conv2d_int8, depthwise_int8, lowering
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
+from tvm_pipeline_kernels.relax.schedules.depthwise_int8 import columns_at_once
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of
 from tvm_pipeline_kernels.tiles import Cores
 
@@ -115,6 +116,7 @@ def test_sums_of_all_channels(
     extents=st.tuples(SIZES, SIZES),
     window=st.sampled_from([(1, 1), (3, 3), (5, 5), (3, 7)]),
     strides=st.sampled_from([(1, 1), (2, 2), (1, 2)]),
+    dilation=st.sampled_from([(1, 1), (1, 1), (2, 1), (2, 3)]),
     padding=st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 3)]),
 )
 def test_sums_of_each_channel(
@@ -126,24 +128,25 @@ def test_sums_of_each_channel(
     extents: Any,
     window: Any,
     strides: Any,
+    dilation: Any,
     padding: Any,
 ) -> None:
     target, cores = cores_for(lanes, at_once)
     block = min(block, max(8, lanes))
     draw, channels = np.random.default_rng(1), blocks * block
-    extents = [max(pair) for pair in zip(extents, window, strict=True)]
+    extents = [max(e, (w - 1) * d + 1) for e, w, d in zip(extents, window, dilation, strict=True)]
     data = draw.integers(0, 256, (batch, channels, *extents)).astype("uint8")
     weights = draw.integers(-128, 128, (channels, 1, *window)).astype("int8")
     found = sums_of(
         depthwise_int8,
-        lambda x, kernel: depthwise_int8.compute(x, kernel, strides, window[1], padding, 77),
-        [blocked(data, block), depthwise_int8.packed(weights, block, at_once)],
+        lambda x, kernel: depthwise_int8.compute(x, kernel, strides, dilation, window[1], padding, 77),
+        [blocked(data, block), depthwise_int8.packed(weights, block, columns_at_once(cores, dilation[1]))],
         target,
         cores,
     )
     top, left, bottom, right = padding
     padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=77)
-    np.testing.assert_array_equal(found, convolution(padded, weights, channels, strides))
+    np.testing.assert_array_equal(found, convolution(padded, weights, channels, strides, dilation=dilation))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +182,8 @@ def test_every_processor_gets_its_instruction(mcpu: str, instruction: str) -> No
     assert re.search(instruction, library.mod.inspect_source("asm"))
     library, _ = built(
         depthwise_int8,
-        lambda x, w: depthwise_int8.compute(x, w, (1, 1), 3, (0, 0, 0, 0), 0),
-        [data, depthwise_int8.packed(depthwise, block, depthwise_int8.columns_at_once(cores))],
+        lambda x, w: depthwise_int8.compute(x, w, (1, 1), (1, 1), 3, (0, 0, 0, 0), 0),
+        [data, depthwise_int8.packed(depthwise, block, columns_at_once(cores))],
         target,
         cores,
     )
