@@ -73,7 +73,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_tvm": 18_475,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_130,
-    "plugins/tvm_pipeline_kernels": 9730,
+    "plugins/tvm_pipeline_kernels": 9735,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3860,
     "plugins/tvm_pipeline_video": 14_370,

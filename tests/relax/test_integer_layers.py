@@ -167,7 +167,7 @@ def nets(dtype: str) -> list[Net]:
         Net(dtype, (1, 6, 8, 8))
         .conv(16, (3, 3), activation="Clip", dilations=(2, 2), scale=0.05, zero=RANGE[dtype][0])
         .conv(16, (2, 2), depthwise=True, dilations=(1, 2), pads=(0, 2, 1, 1)),
-        Net(dtype, (1, 4, 6, 6)).conv(12, (3, 3)).dense(20),
+        Net(dtype, (1, 4, 6, 6)).conv(24, (3, 3)).conv(16, (2, 2), groups=2).dense(20),
     ]
 
 
@@ -196,8 +196,8 @@ def test_stages_equal_the_whole_and_two_targets_align() -> None:
 
 
 def test_some_layers_stay_in_float32() -> None:
-    """Groups, and three channels; each beside a layer of integers."""
-    net = Net("uint8", (1, 8, 9, 9)).conv(8, (3, 3), groups=2).conv(3, (1, 1))
+    """Groups of three channels, and three channels; each beside a layer of integers."""
+    net = Net("uint8", (1, 6, 9, 9)).conv(8, (3, 3), groups=2).conv(3, (1, 1))
     found = kinds(integer_layers(simplified(import_model(net.model()))))
     assert found.count("nn.conv2d") == 2
     assert found.count("dequantize") == 2

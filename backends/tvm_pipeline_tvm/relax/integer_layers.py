@@ -259,13 +259,14 @@ _Found = tuple[Any, _Scale, Floats, dict[str, Any]]
 
 
 def _convolution(rewriter: Rewriter, call: Any) -> _Found | None:
-    """A convolution of all channels, or of each by itself, in plain layout."""
+    """A convolution in plain layout, of all channels, of each by itself, or of groups that 4 divides."""
     attrs, (data, kernel) = call.attrs, call.args
     weights, groups, channels = constant_of(kernel), int(attrs.groups), shape_of(data)[1]
     layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
-    if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or groups not in (1, channels) or len(weights) % LANES:
+    if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or len(weights) % LANES:
         return None
-    if groups > 1 and len(weights) != channels:
+    is_depthwise = groups == channels == len(weights)
+    if groups > 1 and not is_depthwise and (channels // groups % LANES or len(weights) // groups % LANES):
         return None
     given = _dequantized(rewriter, data)
     if given is None:

@@ -206,12 +206,13 @@ class _Rewriting:
         layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
         if weights is None or layouts != ("NCHW", "OIHW", "NCHW") or any(map(int, attrs.padding)):
             return None
-        outputs, channels = len(weights), shape_of(data)[1]
-        block = byte_block(outputs, self._lanes)
+        outputs, channels, groups = len(weights), shape_of(data)[1], int(attrs.groups)
+        is_depthwise = groups == channels == outputs > 1
+        block = byte_block(outputs if is_depthwise else outputs // groups, self._lanes)
         options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "dilation")}
-        if not block or int(attrs.groups) not in (1, channels) or (int(attrs.groups) > 1 and outputs != channels):
+        if not block or (not is_depthwise and groups > 1 and channels // groups % conv2d_int8.FOUR):
             return None
-        if int(attrs.groups) > 1:
+        if is_depthwise:
             inner, padding, fill = self._padded(data)
             at_once = depthwise_int8.columns_at_once(self._cores, options["dilation"][1])
             packed = depthwise_int8.packed(weights, block, at_once)
@@ -221,9 +222,10 @@ class _Rewriting:
             given, inner = self._plain(data), conv2d_int8.FOUR
         else:
             inner = _block(self._current(data))
-            if not inner or inner % conv2d_int8.FOUR:
-                inner = byte_block(channels, self._lanes)
+            if not inner or inner % conv2d_int8.FOUR or channels // groups % inner:
+                inner = byte_block(channels // groups, self._lanes)
             given = self._blocked(data, inner)
+        options["groups"] = groups
         if self._cores.signed:
             options["added"] = constant(conv2d_int8.added(weights, block))
         return self._anchor(conv2d_int8, given, conv2d_int8.packed(weights, inner, block), block, "conv2d", options)

@@ -60,8 +60,9 @@ def compute(
     strides: Sequence[int],
     dilation: Sequence[int],
     added: te.Tensor | None = None,
+    groups: int = 1,
 ) -> te.Tensor:
-    """Return a convolution of all channels in blocks, without padding: (n, blocks, height, width, channels of a block).
+    """Return a convolution of blocks of channels, without padding: (n, blocks, height, width, channels of a block).
 
     Args:
         data: (n, input blocks, height, width, input channels of a block), or a plain image (n, channels, height,
@@ -69,6 +70,7 @@ def compute(
         kernel: as `packed` has it.
         strides, dilation: of rows and of columns.
         added: for cores whose instruction takes data with a sign.
+        groups: of channels, each of whole blocks; the kernel has the input blocks of one.
     """
     (row_stride, column_stride), (row_step, column_step) = (map(int, numbers) for numbers in (strides, dilation))
     blocks, in_blocks, kernel_rows, kernel_columns, fours, block, _ = (int(extent) for extent in kernel.shape)
@@ -91,6 +93,7 @@ def compute(
         )
     ]
     chunk, row, column, four, term = axes
+    group_blocks = blocks // groups
     sums = te.compute(
         (
             n,
@@ -102,7 +105,8 @@ def compute(
         lambda b, o, y, x, c: te.sum(
             (
                 read(
-                    *(b, chunk, y * row_stride + row * row_step, x * column_stride + column * column_step),
+                    *(b, chunk if groups == 1 else o // group_blocks * in_blocks + chunk),
+                    *(y * row_stride + row * row_step, x * column_stride + column * column_step),
                     four * FOUR + term,
                 ).astype("int32")
                 - shift

@@ -75,6 +75,7 @@ def built(
     window=st.sampled_from([(1, 1), (3, 3), (1, 5)]),
     strides=st.sampled_from([(1, 1), (2, 2), (2, 1)]),
     dilation=st.sampled_from([(1, 1), (1, 1), (2, 2)]),
+    groups=st.sampled_from([1, 2]),
 )
 def test_sums_of_all_channels(
     lanes: int,
@@ -87,23 +88,24 @@ def test_sums_of_all_channels(
     window: Any,
     strides: Any,
     dilation: Any,
+    groups: int,
 ) -> None:
     target, cores = cores_for(lanes, at_once)
-    block = min(block, max(8, lanes))
-    draw = np.random.default_rng(0)
+    block, groups = min(block, max(8, lanes)), groups if channels % (4 * groups) == 0 else 1
+    draw, read = np.random.default_rng(0), channels // groups
     extents = [max(e, (w - 1) * d + 1) for e, w, d in zip(extents, window, dilation, strict=True)]
     data = draw.integers(0, 256, (batch, channels, *extents)).astype("uint8")
-    weights = draw.integers(-128, 128, (blocks * block, channels, *window)).astype("int8")
-    inner = 4 if channels % 4 else next(each for each in (16, 8, 4) if channels % each == 0)
+    weights = draw.integers(-128, 128, (groups * blocks * block, read, *window)).astype("int8")
+    inner = 4 if channels % 4 else next(each for each in (16, 8, 4) if read % each == 0)
     given_ = data if channels % 4 else blocked(data, inner)
     found = sums_of(
         conv2d_int8,
-        lambda x, kernel: conv2d_int8.compute(x, kernel, strides, dilation),
+        lambda x, kernel: conv2d_int8.compute(x, kernel, strides, dilation, groups=groups),
         [given_, conv2d_int8.packed(weights, inner, block)],
         target,
         cores,
     )
-    np.testing.assert_array_equal(found, convolution(data, weights, strides=strides, dilation=dilation))
+    np.testing.assert_array_equal(found, convolution(data, weights, groups, strides, dilation=dilation))
 
 
 @pytest.mark.quick_cases(3)
