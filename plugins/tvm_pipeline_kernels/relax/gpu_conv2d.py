@@ -19,7 +19,7 @@ from math import prod
 from typing import NamedTuple
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_pipeline_kernels.relax.gpu_tiles import SKEW, WARP, Gpu, Tile, best_tile
 
@@ -212,10 +212,7 @@ def by_threads(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu) 
         outer.append(wide)
         inner.append(narrow)
     s.reorder(*outer, *reduced, *inner)
-    block, thread = s.split(s.fuse(*outer), [None, min(_THREADS, gpu.block_threads)])
-    s.bind(block, "blockIdx.x")
-    s.bind(thread, "threadIdx.x")
-    s.annotate(thread, "pragma_unroll_explicit", 0)
+    thread = _by_blocks_of_threads(s, outer, gpu)
     sums = s.cache_write(anchor, 0, "local")
     s.reverse_compute_at(sums, thread, preserve_unit_loops=True)
     if extents.terms * rows * columns <= _MOST_UNROLLED:
@@ -248,16 +245,27 @@ def by_elements(s: s_tir.Schedule, anchor: SBlockRV, gpu: Gpu) -> None:
     reduced = [loop for loop, i in zip(loops, axes, strict=True) if i.iter_type == tirx.IterVar.CommReduce]
     outer = [loop for loop, i in zip(loops, axes, strict=True) if i.iter_type != tirx.IterVar.CommReduce]
     s.reorder(*outer, *reduced)
-    block, thread = s.split(s.fuse(*outer), [None, min(_THREADS, gpu.block_threads)])
-    s.bind(block, "blockIdx.x")
-    s.bind(thread, "threadIdx.x")
-    s.annotate(thread, "pragma_unroll_explicit", 0)
+    thread = _by_blocks_of_threads(s, outer, gpu)
     result = s.cache_write(anchor, 0, "local")
     s.reverse_compute_at(result, thread, preserve_unit_loops=True)
     for loop in reduced:
         s.unroll(loop)
     _take_in_consumers(s, result, size)
     s.decompose_reduction(anchor, reduced[0])
+
+
+def _by_blocks_of_threads(s: s_tir.Schedule, loops: Sequence[LoopRV], gpu: Gpu) -> LoopRV:
+    """Give each round of these loops a thread, and return the loop over the threads of a block.
+
+    A block has no more threads than there are rounds: TVM leaves out the condition on a store behind a reduction where
+    one block has idle threads, which would then write beyond the result.
+    """
+    rounds = s.fuse(*loops)
+    block, thread = s.split(rounds, [None, min(_THREADS, gpu.block_threads, int(s.get(rounds).extent))])
+    s.bind(block, "blockIdx.x")
+    s.bind(thread, "threadIdx.x")
+    s.annotate(thread, "pragma_unroll_explicit", 0)
+    return thread
 
 
 def pixels_of_a_thread(extents: Extents, most: int) -> tuple[int, int]:

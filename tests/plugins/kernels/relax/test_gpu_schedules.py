@@ -18,6 +18,7 @@ from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline_kernels.relax.gpu_conv2d import as_product, convolution_of
 from tvm_pipeline_kernels.relax.gpu_tiles import Tile, gpu_of
+from tvm_pipeline_tvm.devices.device_arrays import part
 from tvm_pipeline_tvm.relax.build import functions_of
 from tvm_pipeline_tvm.relax.cuda_kernels import cuda_target, load_cuda_kernels, write_cuda_kernels
 from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels, gpu_scheduled
@@ -85,6 +86,11 @@ CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Array]], tup
     "groups": ("conv2d", _relu(padding=1, groups=3), ((1, 12, 6, 6), (24, 4, 3, 3))),
     "small groups": ("conv2d_by_threads", _relu(padding=1, groups=4), ((1, 12, 6, 6), (8, 3, 3, 3))),
     "depthwise": ("conv2d_by_threads", _relu(padding=1, groups=12), ((1, 12, 9, 7), (12, 1, 3, 3))),
+    "depthwise, fewer results than threads": (
+        "conv2d_by_threads",
+        (lambda emit, x, w: emit(nn.conv2d(x, w, groups=3)), lambda x, w: convolution(x, w, groups=3)),
+        ((1, 3, 5, 5), (3, 1, 3, 3)),
+    ),
     "depthwise, strided, several": (
         "conv2d_by_threads",
         _relu(padding=2, strides=2, groups=6),
@@ -166,6 +172,14 @@ CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Array]], tup
         ),
         ((1, 4, 6, 6), (1, 4, 1, 1)),
     ),
+    "maximum, fewer results than threads": (
+        "window",
+        (
+            lambda emit, x: emit(nn.max_pool2d(x, (2, 2), (2, 2))),
+            lambda x: x.reshape(1, 4, 3, 2, 3, 2).max((3, 5)),
+        ),
+        ((1, 4, 6, 6),),
+    ),
     "mean": (
         "window",
         (
@@ -212,9 +226,11 @@ def test_kernels_compute_what_numpy_does(
     draw = np.random.default_rng(0)
     arrays = [draw.standard_normal(shape).astype("float32") for shape in shapes]
     right, there = in_numpy(*arrays), tvm.runtime.device("cuda", 0)
-    result = tvm.runtime.tensor(np.full(right.shape, np.nan, "float32"), there)
+    memory = tvm.runtime.tensor(np.full(right.size + 1024, np.nan, "float32"), there)
+    result = part(memory, 0, right.shape, "float32")
     library[f"k{list(CASES).index(name)}"](*(tvm.runtime.tensor(array, there) for array in arrays), result)
     np.testing.assert_allclose(result.numpy(), right, rtol=1e-4, atol=1e-4)
+    assert np.isnan(memory.numpy()[right.size :]).all(), "it writes beyond its result"
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 32, 8, 2, 4), Tile(64, 32, 16, 8, 4), Tile(32, 16, 32, 4, 1)])
