@@ -1,12 +1,13 @@
 # `make demo` and `make test` set everything up; both need only Python 3.10-3.13, a C compiler (gcc or clang, for
 # linking what TVM compiles) and a package registry.
 PYTHON ?= python3
-# Relay is TVM 0.19, Relax today's TVM. One environment cannot hold both: `make TVM=relax test` makes a second one.
-TVM ?= relay
-VENV ?= .venv$(if $(filter relax,$(TVM)),-relax)
+# The extra that brings TVM: tvm (today's, with Relax) or relay (TVM 0.19). One environment cannot hold both, so
+# `make TVM=relay test` makes a second one.
+TVM ?= tvm
+VENV ?= .venv$(if $(filter relay,$(TVM)),-relay)
 BIN := $(VENV)/bin
-ifeq ($(filter relay relax,$(TVM)),)
-  $(error TVM is relay or relax, not '$(TVM)')
+ifeq ($(filter tvm relay,$(TVM)),)
+  $(error TVM is tvm or relay, not '$(TVM)')
 endif
 
 # Images of Python tell it to keep no bytecode. A thousand processes of the tests would then compile each module anew.
@@ -30,7 +31,7 @@ $(VENV)/.stamp: PARTS := .[$(TVM),video,plot,edgetpu,onnxruntime,openvino,watch,
 $(VENV)/.stamp: pyproject.toml
 	@$(PYTHON) .ci/needs.py $(VENV) --new
 	$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python .ci/needs.py $(VENV) --registry $(if $(filter relax,$(TVM)),apache-tvm,xtc-tvm-python-bindings)
+	@$(BIN)/python .ci/needs.py $(VENV) --registry $(if $(filter relay,$(TVM)),xtc-tvm-python-bindings,apache-tvm)
 	$(INSTALL)
 	touch $@
 
@@ -81,15 +82,13 @@ docs: $(VENV)/.docs-stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
-# `make TVM=relax bench` gives those of Relax, beside Relay's of .venv. gpu_acceptance.py runs those of GPUs on a machine lent for minutes.
+# Most take networks of relay.testing, so they run in the environment with Relay. gpu_acceptance.py runs those of GPUs on a machine lent for minutes.
 OTHER_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py relax_gpu.py export_networks.py gpu_acceptance.py)
 
 bench: $(VENV)/.stamp
-ifeq ($(TVM),relax)
-	$(BIN)/python benchmarks/relax.py --relay .venv/bin/python
-else
-	for script in $(filter-out $(OTHER_BENCHMARKS),$(wildcard benchmarks/*.py)); do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
-endif
+	$(MAKE) TVM=relay ready
+	for script in $(filter-out $(OTHER_BENCHMARKS),$(wildcard benchmarks/*.py)); do grep -q '__main__' $$script || continue; .venv-relay/bin/python $$script || exit 1; done
+	$(BIN)/python benchmarks/relax.py --relay .venv-relay/bin/python
 
 clean:
-	rm -rf .venv .venv-relax $(VENV) out build dist site *.egg-info
+	rm -rf .venv .venv-relay $(VENV) out build dist site *.egg-info

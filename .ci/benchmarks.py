@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -22,7 +23,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 LANES = 3
 # None of these starts a thread when it is imported, except those of OpenBLAS, which knows forks.
 SHARED = (
-    *("numba", "numpy", "onnx", "ortools.sat.python.cp_model", "rich.console", "tvm.relay", "tvm.relay.testing"),
+    *("numba", "numpy", "onnx", "ortools.sat.python.cp_model", "rich.console", "tvm.relax", "tvm.relay.testing"),
     *("tvm_pipeline.runtime", "tvm_pipeline.workflow.steps", "tvm_pipeline_video"),
 )
 
@@ -60,6 +61,7 @@ def run(file: Path) -> None:
 
 if __name__ == "__main__":
     for module in SHARED:
-        importlib.import_module(module)
+        with suppress(ModuleNotFoundError):  # an environment has Relax or Relay
+            importlib.import_module(module)
     gc.freeze()  # no fork looks for garbage in what all of them share
     run(FOLDER / f"{forked(sys.argv[1:])}.py")

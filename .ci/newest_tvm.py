@@ -53,7 +53,7 @@ def tested(folder: Path, version: str) -> str:
     """Install a version in a new environment, run the quick tests of Relax there, and return how they ended."""
     python, others = folder / "bin" / "python", folder / "overrides.txt"
     tests = ["tests/relax", "-q", "-n", "2", "-m", "not thorough", "--hypothesis-profile", "quick"]
-    extras = ".[relax,video,plot,edgetpu,onnxruntime,openvino,watch,dev]"
+    extras = ".[tvm,video,plot,edgetpu,onnxruntime,openvino,watch,dev]"
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--override", others]
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     others.write_text(f"{PACKAGE}=={version}\n{PACKAGE}-ffi\n")

@@ -103,8 +103,8 @@ def needs(env: Environment, extra: str, *arguments: str) -> None:
 
 def check_none(env: Environment) -> None:
     is_whole(env)
-    needs(env, "relay", "devices")
-    needs(env, "relay", "compile", "net.onnx", "-o", "model.tar")
+    needs(env, "tvm", "devices")
+    needs(env, "tvm", "compile", "net.onnx", "-o", "model.tar")
     needs(env, "edgetpu", "compile", MODEL, "-o", "model.tar")
     needs(env, "edgetpu", "slice", MODEL, "--plan", "plan.txt")
     needs(env, "plot", "memory", GRAPH, "--plot", "memory.svg")
@@ -125,7 +125,7 @@ def check_relay(env: Environment) -> None:
     env.python("import tvm_pipeline; tvm_pipeline.load('squeezenet', {'data': (1, 3, 64, 64)})")
 
 
-def check_relax(env: Environment) -> None:
+def check_tvm(env: Environment) -> None:
     env.cli("--version", says="Relax, TVM 0.27.0")
     compiles(env)
     env.cli("tune", "net.onnx", says="the search ended")
@@ -199,8 +199,8 @@ def check_openvino(env: Environment) -> None:
 CHECKS: dict[str, Callable[[Environment], None]] = {
     "none": check_none,
     "sdist": is_whole,
+    "tvm": check_tvm,
     "relay": check_relay,
-    "relax": check_relax,
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
@@ -241,7 +241,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
 
 
 def install(folder: Path, package: Path, extra: str, base: Path | None = None) -> str:
-    """Make a virtual environment in `folder`, and install the package there with its extra (`[relay]`, or nothing).
+    """Make a virtual environment in `folder`, and install the package there with its extra (`[tvm]`, or nothing).
 
     Where there is a `base`, it begins as a copy of the environment there, by links: uv, pip and Python replace files,
     and change none. Return what pip says where it fails, else nothing.
@@ -265,10 +265,10 @@ def install(folder: Path, package: Path, extra: str, base: Path | None = None) -
 def check_both(wheel: Path) -> str:
     """Ask for both TVMs in one environment, which pip must refuse; return a line for people."""
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-both-") as temporary:
-        refused = install(Path(temporary), wheel, "[relay,relax]")
+        refused = install(Path(temporary), wheel, "[tvm,relay]")
     if "conflicting dependencies" not in refused:
-        raise CheckError(f"pip installs [relay,relax] in one environment, or fails otherwise:\n{refused}")
-    return "both: pip refuses [relay,relax]"
+        raise CheckError(f"pip installs [tvm,relay] in one environment, or fails otherwise:\n{refused}")
+    return "both: pip refuses [tvm,relay]"
 
 
 def check(name: str, folder: Path, package: Path, base: Path | None) -> str:

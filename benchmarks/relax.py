@@ -1,6 +1,6 @@
 """What Relax's side of this project does: exact slices, kernels beside Relay's, outputs beside onnxruntime's.
 
-    python benchmarks/relax.py --relay .venv/bin/python           # all parts, in an environment with [relax]
+    python benchmarks/relax.py --relay .venv-relay/bin/python           # all parts, in an environment with [tvm]
     python benchmarks/relax.py --relay ... --only speed
     python benchmarks/relax.py --short                            # little of each, for CI: no Relay beside it
 

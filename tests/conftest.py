@@ -1,7 +1,7 @@
 """What holds for all tests: the two TVMs, the two speeds, the cache, and no state that one test leaves to the next.
 
-An environment has Relay or Relax. Nearly all tests run with Relay, and those in tests/relax only with Relax. Tests
-that must hold with both are listed in BOTH; the others know no TVM, or are Relay's.
+An environment has Relax or Relay. Nearly all tests run with Relax. Those of RELAY run with Relay alone, and those of
+BOTH with either.
 
 `make test` runs the quick tests, and `make test-all` runs those with the mark `thorough`, too. If a few cases of a test
 stand for all of them, the test has the mark `quick_cases(count)`: the first `count` cases are quick.
@@ -44,26 +44,31 @@ CORES = os.sched_getaffinity(0)
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 TESTS = Path(__file__).parent
-RELAX = ("relax", "plugins/kernels/relax")  # folders that run in an environment with Relax alone
-# Folders and files that run in an environment with Relax, too: what reads models, compiles, cuts, measures, runs them.
+# Folders and files that need Relay.
+RELAY = ("tvm", "gpu", *(f"plugins/kernels/{name}" for name in ("cli", "gpu", "relay")), "edgetpu/test_byoc.py")
+# What runs in an environment with Relay, too: what reads models, compiles, cuts, measures, runs them.
 BOTH = (
     *(f"frontends/test_{name}.py" for name in ("frontends", "model_metadata", "tflite_checks", "tflite_resizing")),
     *(f"frontends/test_onnx_{name}.py" for name in ("rewriting", "types", "walk")),
     "onnxruntime/test_onnxruntime_backend.py",
     *(f"backends/test_{name}.py" for name in ("elsewhere", "host_backend", "missing_extras")),
+    "fuzz/test_fuzzers.py",
     "plugins/boards/test_modules.py",
-    *(f"cli/test_{name}.py" for name in ("commands", "memory_command", "rewritten_models", "version")),
+    "plugins/hosts/remote/test_remote_gpu.py",
+    *(f"cli/test_{name}.py" for name in ("commands", "memory_command", "rewritten_models", "tune_command", "version")),
     "plugins/video/service/test_carried_run.py",
-    *(f"workflow/test_{name}.py" for name in ("engine_fallback", "steps")),
+    *(f"workflow/test_{name}.py" for name in ("compiled_pipeline", "engine_fallback", "steps")),
+    "support/test_networks.py",
+    "test_examples.py",
 )
 
 
-def _has_relax() -> bool:
+def _has_relay() -> bool:
     found = find_spec("tvm")  # imports nothing
-    return bool(found and found.origin) and not (Path(found.origin).parent / "relay").is_dir()
+    return bool(found and found.origin) and (Path(found.origin).parent / "relay").is_dir()
 
 
-HAS_RELAX = _has_relax()
+HAS_RELAY = _has_relay()
 
 # Every run of the tests draws the same examples: a failure on one machine is a failure on all. `make test` loads the
 # quick profile.
@@ -77,11 +82,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     if not named <= {TESTS, TESTS.parent} or collection_path in named or not collection_path.is_relative_to(TESTS):
         return None
-    if HAS_RELAX:
-        own = [TESTS / name for name in (*RELAX, *BOTH)]
+    if HAS_RELAY:
+        own = [TESTS / name for name in (*RELAY, *BOTH)]
         wanted = any(path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in own)
     else:
-        wanted = collection_path not in [TESTS / name for name in RELAX]
+        wanted = collection_path not in [TESTS / name for name in RELAY]
     return None if wanted else True
 
 

@@ -41,7 +41,8 @@ The {{}} figures that matter most. `/` separates values that the row or the unit
 {{}}
 `slices.py` runs as `python benchmarks/slices.py`, as do all scripts. Ratios and errors hold on other machines,
 too; absolute times do not: other guests slow machine A by up to 30 % for seconds. The commit is the first whose pages
-have the figure; without one, it is that of the row. `make bench` runs all commands in about four hours. What we
+have the figure; without one, it is that of the row. `make bench` runs all commands in about four hours,
+with Relay unless the row or its section names Relax, as the figures were measured. What we
 measured of a paper's own tables and figures is on the [page of the paper](papers/index.md). This page is made of
 [figures.csv](figures.csv).
 

@@ -43,7 +43,7 @@ RUN_OTHERWISE = {
     "make test-all": "test_all_tests_run_and_the_demo_with_them",
     "make coverage": "test_coverage_compares_the_two_test_commands",
     "make bench": "test_every_benchmark_is_run_in_short",
-    "pip install '.[relay,video,plot,edgetpu,onnxruntime,openvino,watch]'": "test_the_extras_are_installed",
+    "pip install '.[tvm,video,plot,edgetpu,onnxruntime,openvino,watch]'": "test_the_extras_are_installed",
     "tvm-pipeline run model.onnx --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",
     "tvm-pipeline compile model.onnx -o model.tar": "test_the_commands_for_a_model_run",
     "tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",
@@ -91,7 +91,7 @@ def test_every_benchmark_is_run_in_short() -> None:
 def test_the_extras_are_installed() -> None:
     """`make` installs all of them for the tests, and .ci/packages.py each alone from the built package."""
     [extras] = re.findall(r"pip install '\.\[([\w,]+)\]'", README)
-    assert f".[{extras.replace('relay', '$(TVM)', 1)},dev]" in MAKEFILE
+    assert f".[{extras.replace('tvm', '$(TVM)', 1)},dev]" in MAKEFILE
     assert ".ci/packages.py" in CI
 
 

@@ -1,4 +1,4 @@
-"""Which TVM is installed, and so which IR compiles: Relay of TVM 0.19, or Relax of TVM 0.27.
+"""Which TVM is installed, and so which IR compiles: Relax of TVM 0.27, or Relay of TVM 0.19.
 
 Both are the Python package `tvm`, so an environment has one of them. It is found without an import, which takes a
 second. TVM 0.19 has an early Relax as well: where Relay is, Relay is used.
@@ -25,6 +25,7 @@ class _Release(NamedTuple):
 
     Attributes:
         name, tvm: of the IR and the release, for messages.
+        extra: of this package, which installs it.
         distribution: what the extra installs.
         versions: matches the start of those that fit.
         told_by: file of the package that states the version.
@@ -33,6 +34,7 @@ class _Release(NamedTuple):
 
     name: str
     tvm: str
+    extra: str
     distribution: str
     versions: str
     told_by: str
@@ -44,25 +46,27 @@ class _Release(NamedTuple):
 
 
 RELEASES: dict[str, _Release] = {
-    "relay": _Release(
-        "Relay",
-        "TVM 0.19",
-        "xtc-tvm-python-bindings",
-        r"0\.19(?!\d)",
-        "_ffi/libinfo.py",
-        "tvm_pipeline_tvm.relay.compiled:RelayModel",
-    ),
     "relax": _Release(
         "Relax",
         "TVM 0.27",
+        "tvm",
         "apache-tvm",
         r"0\.27\.0(?!\d)",
         "_version.py",
         "tvm_pipeline_tvm.relax.compiled:RelaxModel",
     ),
+    "relay": _Release(
+        "Relay",
+        "TVM 0.19",
+        "relay",
+        "xtc-tvm-python-bindings",
+        r"0\.19(?!\d)",
+        "_ffi/libinfo.py",
+        "tvm_pipeline_tvm.relay.compiled:RelayModel",
+    ),
 }
-_RELAY, _RELAX = RELEASES.values()
-_INSTALL = {ir: f"pip install 'tvm-pipeline[{ir}]'" for ir in RELEASES}
+_RELAX, _RELAY = RELEASES.values()
+_INSTALL = {ir: f"pip install 'tvm-pipeline[{release.extra}]'" for ir, release in RELEASES.items()}
 
 
 @cache
@@ -77,14 +81,14 @@ def installed_ir() -> Ir:
     folder = tvm_folder()
     if folder is None:
         raise ImportError(
-            f"TVM is not installed: run `{_INSTALL['relay']}` for {_RELAY.title}, or, in another environment, "
-            f"`{_INSTALL['relax']}` for {_RELAX.title}"
+            f"TVM is not installed: run `{_INSTALL['relax']}` for {_RELAX.title}, or, in another environment, "
+            f"`{_INSTALL['relay']}` for {_RELAY.title}"
         )
     ir: Ir = "relay" if (folder / "relay").is_dir() else "relax"
     found = _version(folder / RELEASES[ir].told_by)
     if found and not re.match(RELEASES[ir].versions, found):
         raise ImportError(
-            f"TVM {found} is installed in {folder}, and tvm-pipeline uses {_RELAY.title} or {_RELAX.title} alone: run "
+            f"TVM {found} is installed in {folder}, and tvm-pipeline uses {_RELAX.title} or {_RELAY.title} alone: run "
             f"`{_INSTALL[ir]}`, which installs the version that fits"
         )
     return ir

@@ -16,7 +16,7 @@ sys.argv = ["tvm-pipeline", "devices"]
 from tvm_pipeline.cli import main
 main()
 """
-RELAY, EDGE_TPU = "pip install 'tvm-pipeline[relay]'", "pip install 'tvm-pipeline[edgetpu]'"
+TVM, EDGE_TPU = "pip install 'tvm-pipeline[tvm]'", "pip install 'tvm-pipeline[edgetpu]'"
 
 
 def devices_without(*missing: str) -> tuple[int, str, str]:
@@ -30,7 +30,6 @@ def devices_without(*missing: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
-@pytest.mark.needs("Relay")  # Relax finds the CPU by the same code
 @pytest.mark.thorough
 def test_without_tflite_the_cpu_is_found() -> None:
     needs("tvm")
@@ -45,5 +44,5 @@ def test_without_any_extra_the_error_names_both() -> None:
     code, out, err = devices_without("ai_edge_litert", "tvm")
     assert (code, out) == (1, "")
     assert err.rpartition("error: ")[2].count(EDGE_TPU) == 1
-    assert err.rpartition("error: ")[2].count(RELAY) == 1
+    assert err.rpartition("error: ")[2].count(TVM) == 1
     assert "Error" not in err  # one line for people, and no type of an exception

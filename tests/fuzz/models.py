@@ -2,7 +2,6 @@
 
     onnx files      for `load`: bytes and fields of its protocol buffer
     tflite files    for `load`: bytes, numbers and offsets, and the archive behind the model
-    relay json      for `load` and TVM's reader, which a copy of the process tries first
     graph files     for `read_graph`
 
 A fuzzer raises where anything but an error of this package gets out. Next: __main__.py, which calls them.
@@ -72,14 +71,6 @@ def fuzz_tflite(draw: random.Random) -> None:
     _read("net.tflite", damaged, load)
 
 
-def fuzz_relay_json(draw: random.Random) -> None:
-    """Read a damaged module of Relay, as JSON."""
-    from tvm_pipeline_tvm.relay.importer import import_model
-
-    content = mutated("net.json", _relay_json(), draw)
-    _read("net.json", content, lambda path: import_model(load(path)))
-
-
 def fuzz_graph_files(draw: random.Random) -> None:
     """Read a damaged operator graph."""
     _read("graph.json", mutated("graph.json", draw.choice(_graphs()), draw), read_graph)
@@ -88,7 +79,6 @@ def fuzz_graph_files(draw: random.Random) -> None:
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "onnx files": fuzz_onnx,
     "tflite files": fuzz_tflite,
-    "relay json": fuzz_relay_json,
     "graph files": fuzz_graph_files,
 }
 
@@ -167,18 +157,6 @@ def _archive(draw: random.Random) -> bytes:
         for name in ("labels.txt", "metadata.json"):
             archive.writestr(name, draw.choice(texts))
     return content.getvalue()
-
-
-@cache
-def _relay_json() -> bytes:
-    import tvm
-    from tvm import relay
-
-    x = relay.var("x", shape=(1, 3, 8, 8))
-    convolved = relay.nn.conv2d(x, relay.const(np.ones((4, 3, 3, 3), "float32")))
-    pair = relay.split(relay.nn.relu(convolved), 2, axis=1)
-    joined = relay.concatenate([pair[1], pair[0]], axis=1)
-    return str(tvm.ir.save_json(tvm.IRModule.from_expr(relay.Function([x], joined)))).encode()
 
 
 @cache

@@ -7,6 +7,7 @@ import pytest
 from tests.fuzz import feed, fuzzers
 from tests.support.examples import seeds
 
+NEEDS_RELAY = pytest.mark.needs("Relay")
 # (fuzzer, seed): what the fuzzer found with it is mended.
 FOUND = [
     pytest.param(
@@ -17,9 +18,9 @@ FOUND = [
     ("onnx files", 1153872800),  # an input of 20 GB that becomes a constant
     ("onnx files", 1153889132),  # the name of an extent is no text
     ("tflite files", 12475),
-    ("relay json", 100297),
-    ("relay json", 1153871522),  # attributes that are no dictionary
-    ("relay json", 1153873101),  # TVM dies of the module after it was read
+    pytest.param("relay json", 100297, marks=NEEDS_RELAY),
+    pytest.param("relay json", 1153871522, marks=NEEDS_RELAY),  # attributes that are no dictionary
+    pytest.param("relay json", 1153873101, marks=NEEDS_RELAY),  # TVM dies of the module after it was read
 ]
 
 

@@ -97,7 +97,7 @@ def test_without_tvm_there_is_none(drivers: Drivers, monkeypatch) -> None:
     monkeypatch.setattr("tvm_pipeline_tvm.gpu.gpu.find_spec", lambda name: None)
     assert backend.detect() == []
     assert backend.left_out() == []
-    with pytest.raises(PlatformError, match=r"device gpu: .* not installed: run `pip install 'tvm-pipeline\[relay\]'`"):
+    with pytest.raises(PlatformError, match=r"device gpu: .* not installed: run `pip install 'tvm-pipeline\[tvm\]'`"):
         backend.settle(gpu("cuda"))
 
 

@@ -78,10 +78,10 @@ def _gstreamer() -> bool:
 
 # part -> whether it is here, and how to install it
 _PARTS: dict[str, tuple[Callable[[], object], str]] = {
-    "tvm": (_module("tvm"), "pip install '.[relay]'"),
-    "Relay": (_module("tvm.relay"), "pip install '.[relay]' in an environment without Relax"),
+    "tvm": (_module("tvm"), "pip install '.[tvm]'"),
+    "Relay": (_module("tvm.relay"), "pip install '.[relay]' in another environment"),
     "kernels": (_module("tvm_pipeline_kernels"), "pip install ."),  # for layouts and rules that are the guest's
-    "onnx": (_module("onnx"), "pip install '.[relay]'"),
+    "onnx": (_module("onnx"), "pip install '.[tvm]'"),
     "ml_dtypes": (_module("ml_dtypes"), "pip install ml_dtypes"),
     "onnxruntime": (_module("onnxruntime"), "pip install '.[onnxruntime]'"),
     "openvino": (_module("openvino"), "pip install '.[openvino]'"),

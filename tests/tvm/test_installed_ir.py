@@ -64,15 +64,15 @@ def test_relax_is_found(version: str, tmp_path: Path, asked: Asked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "rooms", "ir"),
-    [("0.18.0", ("relay", "relax"), "relay"), ("0.28.0", ("relax",), "relax"), ("0.27.1", ("relax",), "relax")],
+    ("version", "rooms", "extra"),
+    [("0.18.0", ("relay", "relax"), "relay"), ("0.28.0", ("relax",), "tvm"), ("0.27.1", ("relax",), "tvm")],
 )
 def test_another_version_is_refused_with_what_fits(
-    version: str, rooms: tuple[str, ...], ir: str, tmp_path: Path, asked: Asked
+    version: str, rooms: tuple[str, ...], extra: str, tmp_path: Path, asked: Asked
 ) -> None:
     assert asked(tvm_in(tmp_path, version, *rooms)) == (
-        f"TVM {version} is installed in {tmp_path / 'tvm'}, and tvm-pipeline uses Relay (TVM 0.19) or Relax (TVM 0.27) "
-        f"alone: run `pip install 'tvm-pipeline[{ir}]'`, which installs the version that fits"
+        f"TVM {version} is installed in {tmp_path / 'tvm'}, and tvm-pipeline uses Relax (TVM 0.27) or Relay (TVM 0.19) "
+        f"alone: run `pip install 'tvm-pipeline[{extra}]'`, which installs the version that fits"
     )
 
 
@@ -90,6 +90,6 @@ def test_one_distribution_over_the_other_is_refused(tmp_path: Path, asked: Asked
     distribution_in(distribution_in(both, "apache-tvm", "0.27.0.post1"), "xtc-tvm-python-bindings", "0.19.0.12")
     said = asked(both)
     assert said.startswith(
-        "xtc-tvm-python-bindings 0.19.0.12 and apache-tvm 0.27.0.post1 are installed in one environment"
+        "apache-tvm 0.27.0.post1 and xtc-tvm-python-bindings 0.19.0.12 are installed in one environment"
     )
-    assert "run `pip uninstall xtc-tvm-python-bindings apache-tvm`" in said
+    assert "run `pip uninstall apache-tvm xtc-tvm-python-bindings`" in said

@@ -91,10 +91,10 @@ except Exception as error:
 """
     relay, relax, host = run_python(program).splitlines()
     assert relay.startswith("TVM with Relay is not installed: run `pip install 'tvm-pipeline[relay]'`")
-    assert relax.startswith("TVM with Relax is not installed: run `pip install 'tvm-pipeline[relax]'`")
+    assert relax.startswith("TVM with Relax is not installed: run `pip install 'tvm-pipeline[tvm]'`")
     assert host.startswith("PlatformError the backend host cannot be used: TVM is not installed: run `pip install")
     assert "'tvm-pipeline[relay]'" in host
-    assert "'tvm-pipeline[relax]'" in host
+    assert "'tvm-pipeline[tvm]'" in host
 
 
 def test_importing_the_room_sets_the_environment_up() -> None:

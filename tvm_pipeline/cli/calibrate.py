@@ -25,7 +25,7 @@ from tvm_pipeline.workflow.calibrating import CalibratedDevices, CalibratedPlatf
 def command(
     models: Annotated[
         list[str],
-        typer.Argument(help="Model files, or networks of relay.testing such as squeezenet; two or three that differ."),
+        typer.Argument(help="Model files, or with Relay networks such as squeezenet; two or three that differ."),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The file for the platform with the refitted models, as TOML.")
@@ -42,7 +42,7 @@ def command(
     The stages are chosen so that they tell most. `plan --platform` of the file that it writes then needs no profile,
     also for networks that never ran on these devices; `profile` measures.
 
-    Example: tvm-pipeline calibrate squeezenet mobilenet resnet-18 --platform board.toml -o calibrated.toml
+    Example: tvm-pipeline calibrate small.onnx large.onnx --platform board.toml -o calibrated.toml
     """
     check_outputs(output, inputs=models)
     shapes = shapes_of(input_shapes)

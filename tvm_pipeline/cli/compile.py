@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
+    model: Annotated[str, typer.Argument(help="A model file, or with Relay a network such as resnet-50.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The bundle to write, such as model.tar.")],
     plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan instead of searching for one.")] = None,
     objective: ObjectiveOption = "throughput",

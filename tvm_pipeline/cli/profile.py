@@ -36,7 +36,7 @@ from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measu
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
+    model: Annotated[str, typer.Argument(help="A model file, or with Relay a network such as resnet-50.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file for the profile, as JSON.")] = None,
     graph: Annotated[Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")] = None,
     repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = REPEATS,

@@ -32,7 +32,7 @@ from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
+    model: Annotated[str, typer.Argument(help="A model file, or with Relay a network such as resnet-50.")],
     seconds: Annotated[
         float,
         typer.Option(

@@ -35,7 +35,7 @@ def read(
     try:
         import onnx
     except ImportError as error:
-        install = "pip install 'tvm-pipeline[relay]' or 'tvm-pipeline[relax]'"
+        install = "pip install 'tvm-pipeline[tvm]'"
         raise ModelError(f"{path}: reading ONNX needs the package onnx: {install}") from error
     from google.protobuf.message import DecodeError
 

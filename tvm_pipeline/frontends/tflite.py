@@ -45,7 +45,7 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         import tflite
     except ImportError as error:
         raise ModelError(
-            f"{path}: reading TFLite needs the package tflite, which the extras edgetpu, relay and relax bring: "
+            f"{path}: reading TFLite needs the package tflite, which the extras tvm, relay and edgetpu bring: "
             "pip install 'tvm-pipeline[edgetpu]'"
         ) from error
     if content[4:8] != b"TFL3":

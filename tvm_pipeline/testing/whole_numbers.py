@@ -70,7 +70,7 @@ class Network(NamedTuple):
                 return onnx.read(self.name, path, _onnx_file(self), {}, {})
             return tflite.read(self.name, path, _tflite_file(self), {})
         except ImportError as error:
-            extra = "relay" if format == "onnx" else "edgetpu"
+            extra = "tvm" if format == "onnx" else "edgetpu"
             raise ModelError(f"{path} cannot be made: {error}; run `pip install 'tvm-pipeline[{extra}]'`") from error
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tvm_pipeline_tvm.compiled_model import TvmModel
 
 HOST = "host"
-_NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`, or [relax]"
+_NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[tvm]'`"
 # The cores of this process before any thread is bound to some of them.
 _CORES = frozenset(os.sched_getaffinity(0))
 _POCL_THREADS = "POCL_MAX_PTHREAD_COUNT"

@@ -53,7 +53,7 @@ class HostBackend(Backend):
         here, other = RELEASES["relay"].title, RELEASES["relax"].title
         return (
             f"weights in 16 bits need {other}, and the TVM that is installed has {here}: leave `weights` out, or run "
-            "`pip install 'tvm-pipeline[relax]'` in another environment"
+            "`pip install 'tvm-pipeline[tvm]'` in another environment"
         )
 
     def refuses_slice(self, model: Model) -> str:

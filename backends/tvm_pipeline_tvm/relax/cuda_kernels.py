@@ -41,7 +41,7 @@ _RUNTIME = "libtvm_runtime_cuda.so"  # of TVM's wheel
 _CUDART = cuda_toolkit.CUDART[13]  # what that was linked with
 _UNKNOWN_FORMAT = (
     f"this TVM ({tvm.__version__}) saves CUDA modules in another way than tvm-pipeline knows; use the TVM of "
-    "`pip install 'tvm-pipeline[relax]'`"
+    "`pip install 'tvm-pipeline[tvm]'`"
 )
 _lock = threading.Lock()
 _is_ready: list[bool] = []
@@ -248,7 +248,7 @@ def _load_runtime() -> None:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise PlatformError(
-            f"TVM's CUDA runtime cannot be loaded ({error}); use the TVM of `pip install 'tvm-pipeline[relax]'`"
+            f"TVM's CUDA runtime cannot be loaded ({error}); use the TVM of `pip install 'tvm-pipeline[tvm]'`"
         ) from error
     if not _has_runtime():
         raise PlatformError(f"{path} was loaded, but has no CUDA devices; see that only one TVM is installed")
