@@ -51,7 +51,7 @@ BOTH = (
     *(f"frontends/test_{name}.py" for name in ("frontends", "model_metadata", "tflite_checks", "tflite_resizing")),
     *(f"frontends/test_onnx_{name}.py" for name in ("rewriting", "types", "walk")),
     "onnxruntime/test_onnxruntime_backend.py",
-    *(f"backends/test_{name}.py" for name in ("elsewhere", "host_backend", "missing_extras")),
+    *(f"backends/test_{name}.py" for name in ("elsewhere", "host_backend", "memory_rewriting", "missing_extras")),
     "fuzz/test_fuzzers.py",
     "plugins/boards/test_modules.py",
     "plugins/hosts/remote/test_remote_gpu.py",
