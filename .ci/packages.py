@@ -163,7 +163,7 @@ def check_clients(env: Environment) -> None:
     env.python("from tvm_pipeline_video.tracking import Trackers, Tracking; Trackers(Tracking())")
 
 
-def check_cuda(env: Environment, version: int = 12) -> None:
+def check_cuda(env: Environment, version: int = 13) -> None:
     """The headers and libraries that it brings are found; a driver is not needed for that."""
     env.python(
         "from tvm_pipeline_tvm.devices.cuda_toolkit import libraries, toolkits\n"
@@ -204,9 +204,9 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
-    "mqtt,frigate,kserve,loadgen,jetson,tracking,relax-opencl": check_clients,
+    "mqtt,frigate,kserve,loadgen,jetson,tracking,opencl": check_clients,
     "cuda": check_cuda,
-    "relax-cuda": lambda env: check_cuda(env, 13),
+    "relay-cuda": lambda env: check_cuda(env, 12),
     "edgetpu": check_edgetpu,
     "onnxruntime": check_onnxruntime,
     "openvino": check_openvino,

@@ -2,7 +2,7 @@
 
     python benchmarks/relax_gpu.py NETWORK.onnx [sm_87]
 
-It runs in an environment with Relax, with NVIDIA's compiler (the extra `relax-cuda`, or a toolkit) and without a GPU:
+It runs in an environment with Relax, with NVIDIA's compiler (the extra `cuda`, or a toolkit) and without a GPU:
 nothing here is a measurement of speed. Occupancy is the share of a multiprocessor's threads that the blocks of a kernel
 can fill, from registers, shared memory and threads by NVIDIA's rules, or from the number of blocks where that is less.
 """

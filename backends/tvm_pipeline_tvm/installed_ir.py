@@ -139,7 +139,7 @@ def demand(ir: Ir) -> None:
 def lacks(kind: str) -> str:
     """Return what this environment lacks to run on GPUs of a kind, with what installs it; empty if it lacks nothing."""
     if kind == "opencl" and installed_ir() == "relax" and find_spec("pyopencl") is None:
-        return "with Relax OpenCL needs pyopencl, which is not installed: `pip install 'tvm-pipeline[relax-opencl]'`"
+        return "with Relax OpenCL needs pyopencl, which is not installed: `pip install 'tvm-pipeline[opencl]'`"
     return ""
 
 

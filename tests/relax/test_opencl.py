@@ -156,12 +156,12 @@ def test_pyopencl_is_not_installed(pocl: Device, own_cache: Path, monkeypatch: p
     """A device is not used then, and the command that installs it is told; kernels are compiled nevertheless."""
     find_spec = installed_ir.find_spec
     monkeypatch.setattr(installed_ir, "find_spec", lambda name: None if name == "pyopencl" else find_spec(name))
-    backend, install = GpuBackend(), r"pyopencl, .*`pip install 'tvm-pipeline\[relax-opencl\]'`"
+    backend, install = GpuBackend(), r"pyopencl, .*`pip install 'tvm-pipeline\[opencl\]'`"
     with pytest.raises(PlatformError, match=f"device gpu: .*{install}"):
         backend.settle(Device("gpu", "gpu", (), "opencl"))
     with pytest.raises(PlatformError, match=install):
         RelaxModel.compile(chain("Relu"), [pocl.target], bind)
-    assert any("pip install 'tvm-pipeline[relax-opencl]'" in line for line in backend.left_out())
+    assert any("pip install 'tvm-pipeline[opencl]'" in line for line in backend.left_out())
     elsewhere = {compiler_target(pocl.target): "it is for a GPU of another machine"}
     made = RelaxModel.compile(chain("Relu"), [pocl.target], bind, elsewhere=elsewhere)
     assert (made.libraries[compiler_target(pocl.target)].folder / FILE).exists()

@@ -1,7 +1,7 @@
 """Where the parts of CUDA are on this machine: libraries and headers.
 
 They come with NVIDIA's toolkit, which a Jetson has in /usr/local/cuda, or with its packages on PyPI
-(`pip install tvm-pipeline[cuda]`). Only the driver's library, `libcuda.so.1`, comes with the driver alone.
+(`pip install tvm-pipeline[relay-cuda]`). Only the driver's library, `libcuda.so.1`, comes with the driver alone.
 
 If several are there, what the user names goes first, then the machine's own, whose version fits the driver, and
 PyPI's last.
@@ -130,7 +130,7 @@ def runtime() -> tuple[Toolkit, ctypes.CDLL]:
     """
     complete = [(toolkit, toolkit.version // 1000) for toolkit in toolkits() if toolkit.version // 1000 in CUDART]
     needed = "CUDA devices need CUDA's headers and its runtime library"
-    advice = "install the CUDA toolkit (it is searched for in CUDA_HOME, too), or `pip install tvm-pipeline[cuda]`"
+    advice = "install the CUDA toolkit (CUDA_HOME is searched, too), or `pip install tvm-pipeline[relay-cuda]`"
     if not complete:
         raise PlatformError(f"{needed}, and no folder has all of {', '.join(_HEADERS)}; {advice}")
     # Where the process has loaded a runtime library already, headers of its version come first.

@@ -139,7 +139,7 @@ def nvrtc(arch: str) -> Nvrtc:
     old = "; CUDA 13 has no GPU before sm_75" if known else ""
     raise PlatformError(
         f"kernels for CUDA are compiled by NVIDIA's nvrtc, and {what}{old}; `pip install tvm-pipeline[cuda]` "
-        "(with Relax `tvm-pipeline[relax-cuda]`), or install the CUDA toolkit (it is searched for in CUDA_HOME, too)"
+        "(with Relay `tvm-pipeline[relay-cuda]`), or install the CUDA toolkit (it is searched for in CUDA_HOME, too)"
     )
 
 

@@ -231,7 +231,7 @@ def _prepare() -> None:
     if library is None:
         raise PlatformError(
             f"the CUDA runtime of TVM {tvm.__version__} needs libcudart.so.{_CUDART}, which is not found; "
-            "`pip install 'tvm-pipeline[relax-cuda]'`, or install the CUDA 13 toolkit (it is searched for in "
+            "`pip install 'tvm-pipeline[cuda]'`, or install the CUDA 13 toolkit (it is searched for in "
             "CUDA_HOME, too)"
         )
     count = cuda_toolkit.check_devices(library)
