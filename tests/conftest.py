@@ -59,7 +59,7 @@ BOTH = (
     "plugins/video/service/test_carried_run.py",
     *(f"workflow/test_{name}.py" for name in ("compiled_pipeline", "engine_fallback", "steps")),
     "support/test_networks.py",
-    "test_examples.py",
+    *(f"test_{name}.py" for name in ("examples", "onnx_coverage")),
 )
 
 
@@ -199,8 +199,8 @@ def _environment_stays() -> Iterator[None]:
     yield
     after = dict(os.environ)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    changed -= {"PYTEST_CURRENT_TEST"}  # pytest's; the others are set once, when TVM or onnxruntime is first imported
-    changed -= {"TOPHUB_LOCATION", "TEST_DATA_ROOT_PATH", "ORT_DISABLE_TELEMETRY"}
+    changed -= {"PYTEST_CURRENT_TEST"}  # pytest's; the others are set once, when what they belong to is first imported
+    changed -= {"TOPHUB_LOCATION", "TEST_DATA_ROOT_PATH", "ORT_DISABLE_TELEMETRY", "PYOPENCL_HOME"}
     os.environ.update({name: before[name] for name in changed & before.keys()})
     for name in changed - before.keys():
         del os.environ[name]

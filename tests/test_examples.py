@@ -28,6 +28,7 @@ def run(*arguments: object) -> str:
 
 
 @pytest.mark.thorough
+@pytest.mark.needs("Relay")
 def test_relay_passes():
     out = run(EXAMPLES / "relay_passes.py")
     assert "stage_0 on cpu" in out

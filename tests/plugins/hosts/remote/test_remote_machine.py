@@ -204,9 +204,10 @@ def test_what_is_for_this_machine_alone_is_refused(cli, net, arguments, named):
 
 @pytest.mark.thorough
 def test_a_board_tells_what_it_would_tune(cli, net, address):
-    outcome = cli("tune", net, "--remote", address, "--seconds", 0, "--json")
-    assert outcome.code == 0, outcome.err
-    assert [target["kernels"] for target in outcome.json["targets"]] == [3]
+    here, there = (cli("tune", net, *remote, "--seconds", 0, "--json") for remote in ((), ("--remote", address)))
+    assert there.code == 0, there.err
+    [target] = there.json["targets"]
+    assert target["kernels"] == here.json["targets"][0]["kernels"] > 0
 
 
 @pytest.mark.thorough
