@@ -9,6 +9,7 @@ stand for all of them, the test has the mark `quick_cases(count)`: the first `co
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -45,7 +46,10 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 TESTS = Path(__file__).parent
 # Folders and files that need Relay.
-RELAY = ("tvm", "gpu", *(f"plugins/kernels/{name}" for name in ("cli", "gpu", "relay")), "edgetpu/test_byoc.py")
+RELAY = (
+    *("edgetpu/test_byoc.py", "gpu", "support/test_networks.py", "tvm"),
+    *(f"plugins/kernels/{name}" for name in ("cli", "gpu", "relay")),
+)
 # What runs in an environment with Relay, too: what reads models, compiles, cuts, measures, runs them.
 BOTH = (
     *(f"frontends/test_{name}.py" for name in ("frontends", "model_metadata", "tflite_checks", "tflite_resizing")),
@@ -58,7 +62,6 @@ BOTH = (
     *(f"cli/test_{name}.py" for name in ("commands", "memory_command", "rewritten_models", "tune_command", "version")),
     "plugins/video/service/test_carried_run.py",
     *(f"workflow/test_{name}.py" for name in ("compiled_pipeline", "engine_fallback", "steps")),
-    "support/test_networks.py",
     *(f"test_{name}.py" for name in ("examples", "onnx_coverage")),
 )
 
@@ -112,6 +115,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if _in_junit(item) in passed]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _in_junit(item) not in passed]
+
+
+def pytest_collection_finish() -> None:
+    """Let no later collection of garbage look at what the modules hold, which takes seconds where TVM is loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 def _in_junit(item: pytest.Item) -> tuple[str, str]:

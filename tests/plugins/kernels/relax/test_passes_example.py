@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[4] / "examples/relax_passes.py"
 
 
+@pytest.mark.thorough
 def test_it_compiles_both_ways_and_cuts() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

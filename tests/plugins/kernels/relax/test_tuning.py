@@ -144,6 +144,7 @@ def test_a_model_is_compiled_again_for_its_own_records_and_tells_of_them(tmp_pat
     assert untuned[0].folder == plain.libraries[TARGET].folder
 
 
+@pytest.mark.thorough
 def test_winograds_algorithm_is_chosen_within_a_tolerance_only() -> None:
     exact, allowed, cores = network(), network(1e-5), cores_of(TARGET)
     [large] = [each for each in workloads_of(exact) if winograd_choices(each, cores)]
@@ -165,6 +166,7 @@ def test_winograds_algorithm_is_chosen_within_a_tolerance_only() -> None:
     np.testing.assert_array_equal(direct_again, expected)
 
 
+@pytest.mark.thorough
 def test_candidates_compute_what_the_function_of_the_network_does() -> None:
     """Both functions of a workload, by a tile and by each form."""
     emitter = RelaxEmitter(network(1e-5), TARGET)
@@ -208,6 +210,7 @@ def twice_as_fast(runners: Sequence[Runner]) -> tuple[Times, Times]:
     return times(2.0), times(1.0)
 
 
+@pytest.mark.thorough
 def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SUMS_TO_HIDE_LATENCY", 0)  # the rule prefers tiles of one sum
     monkeypatch.setattr(tiles, "CYCLES_PER_INPUT", -0.3)

@@ -133,7 +133,8 @@ def test_a_compile_that_is_ended_leaves_nothing(empty_cache, tmp_path):
     command.wait_until(lambda: list(command.cache.glob("libraries/.*")))
     command.send(signal.SIGTERM)
     assert command.end() == 128 + signal.SIGTERM
-    assert command.errors.splitlines()[-1] == "stopped"
+    told = [line for line in command.errors.splitlines() if "Warning: BlockBuilder destroyed" not in line]  # TVM's own
+    assert told[-1] == "stopped"
     assert not (tmp_path / "net.tar").exists()
 
 
