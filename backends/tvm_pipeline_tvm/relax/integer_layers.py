@@ -15,12 +15,19 @@ what only moves them moves them so:
 
 Between two layers nothing of the two changes is left.
 
+What stands between layers and only moves floats moves bytes instead, and a concatenation requantises those of its parts
+that have another scale or zero. All bits stay, since each number is rounded once either way:
+
+    quantize(max_pool2d(dequantize(x, s, z)), s, z)                   ->  max_pool2d(x)
+    quantize(concat(dequantize(x, s, z), dequantize(y, t, v)), s, z)  ->  concat(x, quantize(dequantize(y, t, v), s, z))
+
 The weights were folded to float32 when the model was simplified. They are integers times a scale of each channel, and
 `integers_of` finds both again: each product of an int8 and its scale is one float32, so nothing is guessed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +36,7 @@ import tvm
 from tvm import relax
 
 from tvm_pipeline_tvm.numpy_rules import ints
-from tvm_pipeline_tvm.relax.dataflow import constant_of, shape_of
+from tvm_pipeline_tvm.relax.dataflow import constant_of, fields, shape_of
 from tvm_pipeline_tvm.relax.numpy_table import constant
 from tvm_pipeline_tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
 
@@ -37,6 +44,7 @@ MOST = 128  # the largest int8, without its sign
 LANES = 4  # channels: layers of other numbers of them stay in float32
 NEAR = 1e-4  # of an integer: float32 has rounded the product of an int8 and a scale once
 BIAS_STEPS = 1 << 20  # of a channel without weights
+SCALES = 1e-35, 1e35  # between them a byte that is dequantised and quantised is the same byte
 _RANGE = {"int8": (-128, 127), "uint8": (0, 255)}
 
 Floats = npt.NDArray[np.float32]
@@ -90,7 +98,7 @@ def _quantised(rewriter: Rewriter, call: Any) -> Any:
     layer = _layer(rewriter, call.args[0]) if made and dtype in _RANGE else None
     found = integers_of(layer.weights) if layer else None
     if made is None or layer is None or found is None:
-        return _shifted(rewriter, call, made) if made and dtype == "int8" else None
+        return _without_floats(rewriter, call, made) if made and dtype in _RANGE else None
     weights, scales = found
     emit = rewriter.emit
     data = _stored(rewriter, layer.data)
@@ -147,8 +155,11 @@ def _stored(rewriter: Rewriter, data: Any) -> Any:
     return rewriter.emit(relax.op.astype(rewriter.emit(relax.op.add(wide, relax.const(MOST, "int32"))), "uint8"))
 
 
-def _shifted(rewriter: Rewriter, call: Any, made: _Scale) -> Any:
-    """A quantize to int8, as one to bytes that are stored 128 higher."""
+def _without_floats(rewriter: Rewriter, call: Any, made: _Scale) -> Any:
+    """A quantize of floats that are only moved: the bytes moved. Another to int8: one to bytes stored 128 higher."""
+    dtype = str(call.attrs.out_dtype)
+    if dtype == "uint8":
+        return _moved_bytes(rewriter, call.args[0], made)
     data, scale, _ = call.args
     zero = relax.const(made.zero + MOST, "int32")
     return _signed(rewriter, rewriter.emit(relax.op.quantize(data, scale, zero, int(call.attrs.axis), "uint8")))
@@ -169,7 +180,7 @@ def _known(rewriter: Rewriter, data: Any) -> Any:
 def _moved(rewriter: Rewriter, call: Any) -> Any:
     """What moves bytes: they stay as they are stored."""
     stored = _known(rewriter, call.args[0])
-    if stored is None:
+    if stored is None or _computes(call):
         return None
     if call.op.name == "relax.nn.pad":
         if str(call.attrs.pad_mode) != "constant":
@@ -178,6 +189,13 @@ def _moved(rewriter: Rewriter, call: Any) -> Any:
     else:
         made = relax.Call(call.op, [stored, *call.args[1:]], call.attrs)
     return _signed(rewriter, rewriter.emit(made))
+
+
+def _field(rewriter: Rewriter, item: Any) -> Any:
+    """A part of a split of bytes that are stored so."""
+    found = _sliced(rewriter, item)
+    stored = _known(rewriter, found[0]) if found else None
+    return _signed(rewriter, rewriter.emit(found[1](stored))) if found and stored is not None else None
 
 
 def _joined(rewriter: Rewriter, call: Any) -> Any:
@@ -198,12 +216,73 @@ def _float(rewriter: Rewriter, call: Any) -> Any:
     return relax.op.dequantize(stored, call.args[1], zero, int(call.attrs.axis), str(call.attrs.out_dtype))
 
 
+# ------------------------------------------------------------------------------------------ floats that are only moved
+
+_MOVES = ("expand_dims", "image.resize2d", "nn.max_pool2d", "permute_dims", "reshape", "squeeze", "strided_slice")
+
+
+def _computes(call: Any) -> bool:
+    """Return whether one of these operators makes new numbers."""
+    return call.op.name == "relax.image.resize2d" and str(call.attrs.method) != "nearest_neighbor"
+
+
+def _moved_bytes(rewriter: Rewriter, value: Any, made: _Scale) -> Any:
+    """Return what quantize makes of a float tensor, as bytes are stored; None where these are not only moved."""
+    concat = rewriter.made_by(value, "relax.concat")
+    if concat is not None and isinstance(concat.args[0], relax.Tuple):
+        parts = [_part(rewriter, part, made) for part in concat.args[0].fields]
+        return None if any(part is None for part in parts) else relax.op.concat(parts, concat.attrs.axis)
+    call = rewriter.made_by(value, "relax.dequantize")
+    if call is not None:
+        given, integers = _scale(call), call.args[0]
+        if given is None or str(integers.ty.dtype) not in _RANGE or str(value.ty.dtype) != "float32":
+            return None
+        return _stored(rewriter, integers) if _Scale(given.scale, given.zero + _shift_of(integers)) == made else None
+    move = _move(rewriter, value)
+    integers = _moved_bytes(rewriter, move[0], made) if move is not None else None
+    return move[1](rewriter.emit(integers)) if move is not None and integers is not None else None
+
+
+def _part(rewriter: Rewriter, part: Any, made: _Scale) -> Any:
+    """Return a part of a concatenation, as bytes are stored, requantised if need be; None of what was never bytes."""
+    integers = _moved_bytes(rewriter, part, made)
+    if integers is None:
+        if _dequantized(rewriter, part) is None:
+            return None
+        scale, zero = relax.const(made.scale, "float32"), relax.const(made.zero, "int32")
+        integers = relax.op.quantize(part, scale, zero, 0, "uint8")
+    return rewriter.emit(integers)
+
+
+def _move(rewriter: Rewriter, value: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Return what a tensor is moved from, and the same move of another tensor; None of a tensor that is computed."""
+    source = rewriter.source(value)
+    if isinstance(source, relax.TupleGetItem):
+        return _sliced(rewriter, source)
+    call = rewriter.made_by(value, *(f"relax.{name}" for name in _MOVES))
+    if call is None or _computes(call):
+        return None
+    return call.args[0], lambda other: relax.Call(call.op, [other, *call.args[1:]], call.attrs)
+
+
+def _sliced(rewriter: Rewriter, item: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Return what a field of a split is of, and the slice that has the same numbers of another tensor."""
+    split = rewriter.made_by(item.tuple_value, "relax.split")
+    if split is None:
+        return None
+    axis, field = int(split.attrs.axis), item.index
+    extents = [shape_of(relax.Var("part", type_))[axis] for type_ in fields(split.ty)[: field + 1]]
+    begin, end = sum(extents[:field]), sum(extents)
+    return split.args[0], lambda other: relax.op.strided_slice(other, [axis], [begin], [end])
+
+
 _RULES: dict[str, tuple[Rule, ...]] = {
     "quantize": (_quantised,),
     "dequantize": (_float,),
     "clip": (_needless,),
     "concat": (_joined,),
-    **dict.fromkeys(("nn.pad", "nn.max_pool2d", "permute_dims", "reshape", "strided_slice"), (_moved,)),
+    "tuple": (_field,),
+    **dict.fromkeys(("nn.pad", *_MOVES), (_moved,)),
 }
 
 # ------------------------------------------------------------------------------------------ what a layer is
@@ -214,9 +293,11 @@ def _step(value: float, made: _Scale) -> int:
 
 
 def _scale(call: Any) -> _Scale | None:
-    """Return the numbers of quantize or dequantize; None where they differ by channel."""
+    """Return the numbers of quantize or dequantize; None of scales by channel, or beyond SCALES."""
     scale, zero = map(constant_of, call.args[1:3])
     if scale is None or zero is None or scale.size != 1 or zero.size != 1:
+        return None
+    if not SCALES[0] < scale.reshape(()) < SCALES[1]:
         return None
     return _Scale(float(scale.reshape(())), int(zero.reshape(())))
 
@@ -291,16 +372,16 @@ def _product(rewriter: Rewriter, call: Any, weights: Floats) -> _Found | None:
 def _dequantized(rewriter: Rewriter, data: Any) -> tuple[Any, _Scale] | None:
     """Return the bytes that a float tensor was made of, moved as it was."""
     moves = []
-    while (move := rewriter.made_by(data, "relax.permute_dims", "relax.reshape")) is not None:
-        moves.append(move)
-        data = move.args[0]
+    while (move := _move(rewriter, data)) is not None:
+        data, moved = move
+        moves.append(moved)
     call = rewriter.made_by(data, "relax.dequantize")
     given = _scale(call) if call is not None and str(call.args[0].ty.dtype) in _RANGE else None
     if given is None:
         return None
     integers = call.args[0]
-    for move in reversed(moves):
-        integers = rewriter.emit(relax.Call(move.op, [integers, *move.args[1:]], move.attrs))
+    for moved in reversed(moves):
+        integers = rewriter.emit(moved(integers))
     return integers, given
 
 

@@ -53,6 +53,7 @@ from tvm_pipeline_tvm.relax.dataflow import LAYOUT, constant_of, name_of, plain_
 from tvm_pipeline_tvm.relax.numpy_table import constant
 
 OPAQUE = 8  # the pattern of what FuseOps leaves alone
+_BYTES = ("uint8", "int8")
 READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes
 
 _UNARY = frozenset(
@@ -328,13 +329,14 @@ class _Rewriting:
     def _pooling(self, call: Any) -> tuple[Any, str] | None:
         data, attrs = call.args[0], call.attrs
         layout = self._current(data)
-        if not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
+        is_largest = name_of(call) == "relax.nn.max_pool2d"
+        if not layout or str(attrs.layout) != "NCHW" or call.ty.dtype not in ("float32", *is_largest * _BYTES):
             return None
         options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "dilation")}
         options["window"] = tuple(map(int, attrs.pool_size))
         options["ceil_mode"] = bool(attrs.ceil_mode)
         compute, name = pooling.compute_max, "max_pool2d"
-        if name_of(call) == "relax.nn.avg_pool2d":
+        if not is_largest:
             compute, name = pooling.compute_avg, "avg_pool2d"
             options["count_include_pad"] = bool(attrs.count_include_pad)
         return self._emit(compute, self._forms[data][layout], name=name, layout=layout, **options), layout
@@ -356,7 +358,9 @@ class _Rewriting:
         layouts = [self._current(field) for field in fields]
         if len(fields) < 2 or not all(layouts) or len(call.ty.shape) != 4 or int(call.attrs.axis) % 4 != 1:
             return None
-        block = channel_block(shape_of(call)[1], self._lanes)
+        channels = shape_of(call)[1]
+        block = byte_block(channels, self._lanes) if call.ty.dtype in _BYTES else 0
+        block = block or channel_block(channels, self._lanes)
         inputs = [self._forms[field][layout] for field, layout in zip(fields, layouts, strict=True)]
         layout = _layout(block)
         return self._emit(concatenate.compute, inputs, block=block, name="concatenate", layout=layout), layout

@@ -5,7 +5,7 @@
     matmul(q: (1, 8, 49, 32), k: (1, 8, 32, 49))  ->  reshape -> call_tir(matmul) of 8 batches -> reshape
     softmax(x)                                  ->  call_tir(softmax, x)
 
-Float32 only: for other types TVM's own are right, and the plain rule runs them.
+Float32 only, but for concatenations of bytes: for other types TVM's own are right, and the plain rule runs them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def legalizations(cores: Cores, storage: str = "float32") -> dict[str, Legalizat
 def _or_tvm(ours: Legalization, builder: Any, call: Any) -> Any:
     """Return what our maker makes of a call; where it makes nothing, what TVM's does."""
     types = [type_ for each in (call, *call.args) for type_ in fields(each.ty)]
-    is_float = all(isinstance(type_, relax.TensorType) and type_.dtype == "float32" for type_ in types)
-    made = ours(builder, call) if is_float else None
+    taken = ("float32", "int8", "uint8") if name_of(call) == "relax.concat" else ("float32",)
+    is_taken = all(isinstance(type_, relax.TensorType) and type_.dtype in taken for type_ in types)
+    made = ours(builder, call) if is_taken else None
     if made is None:
         made = tvm.ir.Op.get(name_of(call)).get_attr("FLegalize")(builder, call)
     return made
