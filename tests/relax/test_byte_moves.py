@@ -196,16 +196,17 @@ def test_maxima_of_a_negative_scale_are_minima() -> None:
 
 
 def branching(dtype: str) -> Moves:
-    """Pools and concatenations between convolutions; all tensors have whole blocks of 16 channels, or of 8."""
+    """Pools and concatenations between convolutions; one concatenation is of blocks of 8 and of 16 channels."""
     net = Moves(dtype, (1, 16, 10, 12))
     net.conv(32, (1, 1))
     net.joined(1, lambda other: other.largest(3, 1, 2).conv(16, (3, 3), pads=(1, 1, 1, 1), scale=0.7), None)
     net.largest(2, 2, 0).conv(48, (3, 3), depthwise=True, pads=(1, 1, 1, 1))
     net.joined(1, lambda same: same.largest(3, 1, 2).largest(2, 1, 1), None)
+    net.conv(24, (1, 1)).joined(1, lambda other: other.conv(16, (2, 2), pads=(1, 0, 0, 1)), (0.6, 30))
     return net.conv(8, (1, 1))
 
 
-@pytest.mark.parametrize(("dtype", "lanes"), [("int8", 16), ("uint8", 8)])
+@pytest.mark.parametrize(("dtype", "lanes"), [("int8", 16), pytest.param("uint8", 8, marks=pytest.mark.thorough)])
 def test_images_stay_in_blocks_of_bytes(dtype: str, lanes: int) -> None:
     target_of(lanes)
     net, target = branching(dtype), f"llvm -mcpu={MCPU[lanes]}"

@@ -3,7 +3,7 @@
 From a file to a plain module:
 
 importer.py           a Model becomes a Relax module
-integer_layers.py     quantised layers in integers, between two roundings
+integer_layers.py     quantised layers in integers, and in bytes what only moves numbers between them
 onnx_importer.py      an ONNX graph, node by node: constants folded, shapes known
 onnx_functions.py     nodes that TVM has not, as those by which ONNX defines them
 onnx_nodes.py         nodes that TVM's converters read wrongly, rewritten

@@ -62,6 +62,18 @@ def poolings(draw: st.DrawFn) -> tuple[Array, dict[str, Any]]:
 @EACH_TARGET
 @examples(3)
 @given(poolings())
+def test_largest_bytes_of_windows(target: tvm.target.Target, drawn: tuple[Array, dict[str, Any]]) -> None:
+    x, how = RNG.integers(0, 256, drawn[0].shape), drawn[1]
+    terms = windows(x.astype("float32"), **how)
+    expected = np.where(np.isnan(terms), 0, terms).max(axis=-1)
+    found, rules = run(lambda builder, x: builder.call_te(pooling.compute_max, x, **how), [x.astype("uint8")], target)
+    np.testing.assert_array_equal(found, expected)
+    assert rules == ["pooling"]
+
+
+@EACH_TARGET
+@examples(3)
+@given(poolings())
 def test_largest_of_windows(target: tvm.target.Target, drawn: tuple[Array, dict[str, Any]]) -> None:
     x, how = drawn
     terms = windows(x, **how)
