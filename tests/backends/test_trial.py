@@ -15,12 +15,18 @@ import pytest
 from tvm_pipeline.backends.trial import Trial, answer
 from tvm_pipeline.errors import RunError
 
+damaged: list[bool] = []
+
 
 def serve(order: bytes, channel: socket.socket) -> None:
     """Be a child that does what it is asked."""
 
     def do(question: list[Any], content: bytes) -> object:
+        if damaged:
+            os.kill(os.getpid(), signal.SIGSEGV)
         match question:
+            case ["damage"]:
+                damaged.append(True)
             case ["die"]:
                 sys.stderr.write("a driver's last words\n")
                 sys.stderr.flush()
@@ -60,4 +66,10 @@ def test_one_that_dies_or_hangs_costs_an_error_and_the_next_question_has_another
         process, _ = trial.ask(["pid"])
         with pytest.raises(RunError, match=message):
             trial.ask([question], limit_s=limit_s)
+        assert trial.ask(["pid"])[0] != process
+
+
+def test_one_that_an_earlier_question_damaged_costs_nothing() -> None:
+    with closing(Trial(f"{__name__}:serve")) as trial:
+        process, _ = trial.ask(["damage"])
         assert trial.ask(["pid"])[0] != process

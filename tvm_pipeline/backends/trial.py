@@ -40,26 +40,30 @@ class Trial:
             RunError: what the child raised, as its text; or that it died of the question or did not answer, and how.
         """
         with self._asking:
-            try:
-                child = self._child = self._child or Child(self._function, b"-", keeps_words=True)
-                told = len(child.words)
-                child.send(msgspec.json.encode(question))
-                child.send(content)
-                if said := child.receive(time.monotonic() + limit_s)[0]:
-                    value, error = msgspec.json.decode(said)
-                    if error:
-                        logged = [line for line in child.words[told:].splitlines() if _ERROR in line]
-                        because = f" ({logged[0].rpartition(_ERROR)[2].strip()[:200]})" if logged else ""
-                        raise RunError(error + because)
-                    return value
-                last = child.words.strip().rpartition("\n")[2][-200:]
-                how = f"the process that tried it first {child.how()}{last and f' ({last})'}"
-            except TimeoutError:
-                how = f"the process that tried it first did not end it in {limit_s:g} s"
-            except OSError as error:
-                how = f"no process can try it first: {error}"
-            self._end()
-            raise RunError(how)
+            while True:
+                is_new = self._child is None
+                try:
+                    child = self._child = self._child or Child(self._function, b"-", keeps_words=True)
+                    told = len(child.words)
+                    child.send(msgspec.json.encode(question))
+                    child.send(content)
+                    if said := child.receive(time.monotonic() + limit_s)[0]:
+                        value, error = msgspec.json.decode(said)
+                        if error:
+                            logged = [line for line in child.words[told:].splitlines() if _ERROR in line]
+                            because = f" ({logged[0].rpartition(_ERROR)[2].strip()[:200]})" if logged else ""
+                            raise RunError(error + because)
+                        return value
+                    last = child.words.strip().rpartition("\n")[2][-200:]
+                    how = f"the process that tried it first {child.how()}{last and f' ({last})'}"
+                except TimeoutError:
+                    how, is_new = f"the process that tried it first did not end it in {limit_s:g} s", True
+                except OSError as error:
+                    how = f"no process can try it first: {error}"
+                self._end()
+                if is_new:
+                    raise RunError(how)
+                # An earlier question may have damaged its memory, so a new child is asked.
 
     def close(self) -> None:
         with self._asking:
