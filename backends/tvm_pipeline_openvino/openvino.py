@@ -13,7 +13,7 @@ from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import PlatformError, RunError
+from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
 if TYPE_CHECKING:
@@ -44,6 +44,19 @@ class OpenvinoBackend(OnnxEngine):
         from tvm_pipeline_openvino.openvino_model import OpenvinoModel
 
         return OpenvinoModel
+
+    def refuses(self, model: Model) -> str:
+        return super().refuses(model) or self.refuses_slice(model)
+
+    def refuses_slice(self, part: Model) -> str:
+        """Return which operator OpenVINO would compute otherwise than ONNX says, and why; empty if none."""
+        from tvm_pipeline.frontends.onnx_graph import OnnxGraph
+        from tvm_pipeline_openvino.refused import refusals
+
+        try:
+            return next(iter(refusals(OnnxGraph(part, narrow=False)).values()), "")
+        except ModelError as error:
+            return str(error)
 
     def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
         """Return a device on the cores of each of `beside`, and the GPUs and NPUs that OpenVINO finds."""

@@ -7,6 +7,7 @@ and a part of the file has the bits of the whole. Next: `stages.py`, what runs.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,10 +20,13 @@ from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.errors import ModelError, PlanError, RunError
 from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline.frontends.onnx_folding import folded
+from tvm_pipeline_openvino.refused import refusals
 from tvm_pipeline_openvino.stages import CORES, NODE, OpenvinoStage, compiled
+
+_log = logging.getLogger(__name__)
 
 _LEAST_S = 1e-7  # OpenVINO counts microseconds; this is what it shows as 0
 MOST_KEPT = 8  # compiled parts, since candidates for a plan open theirs again and again
@@ -36,29 +40,52 @@ class OpenvinoModel(EngineModel):
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(model, order, joined)
         self._kept: dict[object, Any] = {}
+        self._refused = refusals(self.file)
 
     @classmethod
     def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OpenvinoModel:
-        """Return any ONNX model for stages; raise ModelError where OpenVINO refuses it, or it cannot be cut."""
+        """Return any ONNX model for stages; raise ModelError where OpenVINO refuses it, or it cannot be cut.
+
+        What OpenVINO computes otherwise than ONNX says (`refused.py`) is left out of `computes`.
+        """
         model = folded(model)
         whole, layers = cls(model, order), []
+        refused, count = list(whole._refused.values()), len(whole.graph)
+        if len(refused) == count:
+            raise ModelError(f"{model.name}: {refused[0]}; run the model on another engine")
+        if refused:
+            _log.warning(
+                f"{model.name}: OpenVINO runs {count - len(refused)} of {count} operators, and leaves others to other "
+                f"engines: {refused[0]}; name tvm or onnxruntime in `engines`, too"
+            )
+        ends = slice_ends(whole.graph, [operator.name for operator in whole.graph.operators])
+        ports = [tuple(map(Port.of, tensors)) for tensors in (*ends, whole.graph.tensors.values())]
         for target in targets:
             try:
-                layers += trial.ask((model.name, target), whole.numbered(prefix=NODE))
+                layers += trial.ask((model.name, target, *ports), whole.numbered(prefix=NODE))
             except RunError as error:
                 named = str(error).startswith(model.name)
                 raise ModelError(str(error) if named else f"{model.name}: OpenVINO on {target}: {error}") from error
         bound = [nodes[0] for nodes, kind in layers if nodes and kind in _BY_LAYOUT]
-        return cls(model, order, whole.file.fused([nodes for nodes, _ in layers], bound))
+        alone = {node for name in whole._refused for node in whole.file.indices[name]}  # on other engines
+        joined = whole.file.fused([nodes for nodes, _ in layers], bound)
+        left = ([node for node in nodes if node not in alone] for nodes in joined)
+        return cls(model, order, [nodes for nodes in left if len(nodes) > 1])
 
     def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> OpenvinoStage:
         return self._made(content, inputs, outputs, device, False)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage. OpenVINO's threads are one pool of a process, so several cores, but not all, take a process."""
+        for name, reason in self._refused.items():
+            if name in operators:
+                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
         if len(device.cores) < 2 or set(device.cores) == CORES:
             return super().stage(operators, device)
         return self.isolated_stage(operators, device)
+
+    def computes(self, device: Device) -> list[str]:
+        return [operator.name for operator in self.graph.operators if operator.name not in self._refused]
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as OpenVINO counts those of its layers.
@@ -84,7 +111,9 @@ class OpenvinoModel(EngineModel):
                     row[owner[nodes[-1]]] += layer_s
             rest_s = (sum(counted.values()) or spent_s) - row.sum()
             row += max(rest_s, 0.0) * weights / weights.sum()
-        return np.maximum(seconds, _LEAST_S)
+        seconds = np.maximum(seconds, _LEAST_S)
+        seconds[:, [self.graph.edges.index[name] for name in self._refused]] = np.nan
+        return seconds
 
     def close(self) -> None:
         self._kept.clear()
@@ -97,4 +126,4 @@ class OpenvinoModel(EngineModel):
         self._kept[key] = self._kept.pop(key, None) or compiled(self.graph.name, content, device, timed)
         while len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]
-        return OpenvinoStage(self._kept[key], inputs, outputs, device)
+        return OpenvinoStage(self.graph.name, self._kept[key], inputs, outputs, device)

@@ -8,8 +8,13 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from functools import cache
+from importlib import import_module
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.backends.cores import bind
@@ -22,6 +27,7 @@ NODE = "tvm_pipeline_node_"  # nodes of a file are called so, by their indices, 
 _NODE = re.compile(rf"(?:^|,){NODE}(\d+)(?!\d)")
 # The cores of this process before any thread is bound to some of them.
 CORES = frozenset(os.sched_getaffinity(0))
+_INT32 = np.iinfo(np.int32)
 
 
 def compiled(name: str, content: bytes, device: Device, timed: bool) -> Any:
@@ -36,33 +42,69 @@ def compiled(name: str, content: bytes, device: Device, timed: bool) -> Any:
     if re.match("CPU|GPU|AUTO|BATCH|HETERO|MULTI", target) and "NPU" not in target:
         settings["INFERENCE_PRECISION_HINT"] = "f32"
     try:
-        return core().compile_model(core().read_model(content), target, {**settings, **properties})
+        return core().compile_model(_parsed(content), target, {**settings, **properties})
     except RuntimeError as error:
         raise ModelError(f"{name}: OpenVINO refuses it on {target}: {error_reason(error)}") from error
 
 
-class OpenvinoStage(StageRunner):
-    """The StageRunner: a request of a compiled model that reads and writes the runtime's buffers in place."""
+def check_tensors(name: str, content: bytes, tensors: Mapping[str, Port]) -> None:
+    """Raise ModelError where OpenVINO has a tensor of a file in another shape or type than ONNX says."""
+    for operator in _parsed(content).get_ops():
+        for output in operator.outputs():
+            for tensor in tensors.keys() & output.get_names():
+                _check(name, tensors[tensor], output)
 
-    def __init__(self, compiled_: Any, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> None:
-        self.inputs, self.outputs, self._device = tuple(inputs), tuple(outputs), device
+
+class OpenvinoStage(StageRunner):
+    """The StageRunner: a request of a compiled model that reads and writes the runtime's buffers in place.
+
+    Raises:
+        ModelError: OpenVINO ignores an input, or gives an output in another shape or type than ONNX says.
+    """
+
+    def __init__(
+        self, name: str, compiled_: Any, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
+    ) -> None:
+        self.inputs, self.outputs, self._name, self._device = tuple(inputs), tuple(outputs), name, device
         self._compiled, self._request = compiled_, compiled_.create_infer_request()
+        self._read = _read_inputs(name, compiled_, self.inputs)
+        for port, given in zip(self.outputs, compiled_.outputs, strict=True):
+            _check(name, port, given)
+        self._copied = _copied(compiled_, self._read)
+        # Outputs whose extents OpenVINO does not know before a frame: it gives them in memory of its own.
+        self.open = [index for index, given in enumerate(compiled_.outputs) if given.partial_shape.is_dynamic]
+        self._wide = [index for index, port in enumerate(self.inputs) if port.dtype == "int64"]
 
     def bind(self) -> None:
         bind(self._device.cores)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute a frame; raise RunError also for what is beyond the integers of OpenVINO, which have 32 bits."""
         request, tensor = self._request, openvino().Tensor  # a run that still goes on keeps it until it ends
         if request is None:
             raise RunError("the stage was closed; make a new one")
+        for index in self._wide:
+            if not _is_narrow(inputs[index]):
+                raise RunError(
+                    f"{self._name}: input {self.inputs[index].name} has numbers beyond 32 bits, and OpenVINO computes "
+                    "int64 in int32; run the model on another engine"
+                )
         try:
-            for index, array in enumerate(inputs):
-                request.set_input_tensor(index, tensor(array, shared_memory=True))
+            for place, index in enumerate(self._read):
+                request.set_input_tensor(place, tensor(inputs[index], shared_memory=True))
             for index, array in enumerate(outputs):
-                request.set_output_tensor(index, tensor(array, shared_memory=True))
+                if index not in self.open:
+                    request.set_output_tensor(index, tensor(array, shared_memory=True))
             request.infer(share_inputs=True)
+            found = {index: request.get_output_tensor(index).data for index in self.open}
         except RuntimeError as error:
             raise RunError(f"OpenVINO cannot compute a frame on {self._device.name}: {error_reason(error)}") from error
+        for index, array in found.items():
+            if array.shape != self.outputs[index].shape:
+                raise RunError(_otherwise(self._name, self.outputs[index], "shape", list(array.shape)))
+            np.copyto(outputs[index], array)
+        for written, read in self._copied:
+            np.copyto(outputs[written], inputs[read])
 
     def layers(self) -> dict[str, tuple[list[int], str]]:
         """Return the layers that run, by name: the indices of the nodes that are fused in each, and its type.
@@ -91,6 +133,79 @@ class OpenvinoStage(StageRunner):
         self._request = self._compiled = None
 
 
+def _parsed(content: bytes) -> Any:
+    """Return a file as OpenVINO reads it, whose TopK then gives the first of equal numbers, as ONNX says."""
+    model, opset = core().read_model(content), import_module("openvino.opset11")
+    for node in model.get_ops():
+        if node.get_type_name() == "TopK":
+            told = node.get_attributes()
+            kind = told["axis"], told["mode"], "value", told["index_element_type"]
+            stable = opset.topk(*node.input_values(), *kind, stable=True)
+            stable.set_friendly_name(node.get_friendly_name())
+            for old, new in zip(node.outputs(), stable.outputs(), strict=True):
+                new.get_tensor().set_names(old.get_names())
+                for reader in old.get_target_inputs():
+                    reader.replace_source_output(new)
+    return model
+
+
+def _read_inputs(name: str, compiled_: Any, inputs: Sequence[Port]) -> list[int]:
+    """Return which of these inputs each input of a compiled model is; raise ModelError if it lacks one.
+
+    Its inputs are those of the file in their order, without those that its operators ignore.
+    """
+    if len(compiled_.inputs) == len(inputs):
+        return list(range(len(inputs)))
+    places = {port.name: index for index, port in enumerate(inputs)}
+    found = [next((places[name] for name in one.get_names() if name in places), None) for one in compiled_.inputs]
+    ignored = [port.name for index, port in enumerate(inputs) if index not in found and 0 not in port.shape]
+    read = [index for index in found if index is not None]
+    if ignored or len(read) < len(found):
+        raise ModelError(
+            f"{name}: OpenVINO ignores an input, one of {', '.join(ignored or places)}; make it a constant "
+            "(`input_values`), or run the model on another engine"
+        )
+    return read
+
+
+def _check(name: str, port: Port, given: Any) -> None:
+    """Raise ModelError where OpenVINO has another shape or type for a tensor than ONNX says."""
+    shape, dtype = given.partial_shape, given.element_type.to_dtype().name
+    if not shape.compatible(openvino().PartialShape(list(port.shape))):
+        raise ModelError(_otherwise(name, port, "shape", str(shape)))
+    if dtype != port.dtype:
+        raise ModelError(_otherwise(name, port, "type", dtype))
+
+
+def _otherwise(name: str, port: Port, what: str, found: object) -> str:
+    right = port.dtype if what == "type" else list(port.shape)
+    return (
+        f"{name}: OpenVINO gives tensor {port.name} the {what} {found}, and ONNX {right}; "
+        "run the model on another engine"
+    )
+
+
+def _copied(compiled_: Any, read: Sequence[int]) -> list[tuple[int, int]]:
+    """Return outputs that are inputs as they are, each with the input: OpenVINO leaves the buffer that it is given."""
+    places = {port.get_node().get_friendly_name(): read[place] for place, port in enumerate(compiled_.inputs)}
+    results = {port.get_node().get_friendly_name(): index for index, port in enumerate(compiled_.outputs)}
+    try:
+        nodes = [node for node in compiled_.get_runtime_model().get_ops() if node.get_friendly_name() in results]
+    except RuntimeError:  # not every device tells what it runs
+        return []
+    sources = [(results[node.get_friendly_name()], node.input_values()[0].get_node()) for node in nodes]
+    return [
+        (index, places[source.get_friendly_name()])
+        for index, source in sources
+        if source.get_type_name() == "Parameter"
+    ]
+
+
+def _is_narrow(array: Array) -> bool:
+    """Whether 32 bits hold all numbers of an array of int64."""
+    return not array.size or bool(_INT32.min <= array.min() and array.max() <= _INT32.max)
+
+
 @cache
 def openvino() -> Any:
     """Import OpenVINO, whose Python package tells Google of it unless its part that does so is missing."""
@@ -115,16 +230,25 @@ def error_reason(error: Exception) -> str:
 
 
 def serve(order: bytes, channel: socket.socket) -> None:
-    """Be the child that loads OpenVINO first: list its devices, or the nodes of each layer of a model for a target."""
+    """Be the child that loads OpenVINO first: list its devices, or the nodes of each layer of a model for a target.
 
-    def answered(question: list[str], content: bytes) -> object:
+    A model is asked for by its name, the target, its inputs, its outputs and all its tensors; it computes a frame.
+    """
+
+    def answered(question: list[Any], content: bytes) -> object:
         if question:
-            name, target = question
+            name, target, *ports = question
             device = Device(name, target=target)
-            stage = OpenvinoStage(compiled(name, content, device, False), (), (), device)
-            for tensor in stage._request.input_tensors:
-                tensor.data[...] = 0
-            stage.run([], [])
+            taken, given, tensors = (msgspec.convert(each, list[Port]) for each in ports)
+            made = compiled(name, content, device, False)
+            check_tensors(name, content, {port.name: port for port in tensors})
+            stage = OpenvinoStage(name, made, taken, given, device)
+            frame = [port.buffer() for port in taken]
+            for array in frame:
+                array.fill(0)
+            # Of zeros an open output may have no elements, which is no fault of the model.
+            with suppress(RunError) if stage.open else nullcontext():
+                stage.run(frame, [port.buffer() for port in given])
             return list(stage.layers().values())
         devices = {name: core().get_property(name, "SUPPORTED_PROPERTIES") for name in core().available_devices}
         return {

@@ -52,12 +52,12 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2980,
+    "tvm_pipeline/backends": 2985,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3195,
     "tvm_pipeline/core": 3465,
     "tvm_pipeline/cost": 2330,
-    "tvm_pipeline/frontends": 2825,
+    "tvm_pipeline/frontends": 2840,
     "tvm_pipeline/memory": 3060,
     "tvm_pipeline/planning": 12_140,
     "tvm_pipeline/power": 800,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "tvm_pipeline/workflow": 2730,
     "backends/tvm_pipeline_edgetpu": 3420,
     "backends/tvm_pipeline_onnxruntime": 620,
-    "backends/tvm_pipeline_openvino": 350,
+    "backends/tvm_pipeline_openvino": 625,
     "backends/tvm_pipeline_tvm": 18_560,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_130,

@@ -229,7 +229,7 @@ class SlicedModel(Delegating):
         self._differing[device.backend, device.target] = found
         what = f"{self.graph.name} on {device.name} ({device.backend} {device.target})"
         lines = [f"{what}: {name} stays elsewhere, since {reason}" for name, reason in found.items()]
-        if not found and not self.refusals(device):
+        if not found and self.computes(device) == _operators(self):
             with closing(self.stage(_operators(self), device)) as whole:
                 if reason := disagreement(self.graph, _operators(self), whole, values, precision):
                     lines.append(f"{what}: its operators compute what they should, but of the whole model {reason}")

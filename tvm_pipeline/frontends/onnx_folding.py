@@ -14,13 +14,16 @@ from tvm_pipeline.frontends.onnx_graph import with_fixed_inputs
 
 
 def folded(model: Model) -> Model:
-    """Return an ONNX model whose nodes depend on its inputs; raise ModelError where it is no ONNX file."""
-    from onnx import numpy_helper
+    """Return an ONNX model whose nodes depend on its inputs, without functions; raise ModelError for no ONNX file."""
+    from onnx import inliner, numpy_helper
 
     from tvm_pipeline.frontends.onnx_inlining import prune, replace_nodes
     from tvm_pipeline.frontends.onnx_known import KnownTensors
 
     proto = with_fixed_inputs(model)
+    has_functions = bool(proto.functions)
+    if has_functions:
+        proto = inliner.inline_local_functions(proto)
     known, kept, outputs = KnownTensors(proto), [], {value.name for value in proto.graph.output}
     try:
         for node in proto.graph.node:
@@ -39,7 +42,7 @@ def folded(model: Model) -> Model:
             )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ModelError(f"{model.name}: its constants cannot be read: {error}") from error
-    if len(kept) == len(proto.graph.node):
+    if len(kept) == len(proto.graph.node) and not has_functions:
         return model
     replace_nodes(proto.graph, kept)
     prune(proto.graph)

@@ -57,12 +57,30 @@ class OnnxGraph:
         tensors = [tensor for value in listed if (tensor := _fixed(value)) is not None]
         crossing = [one for one in tensors if one.dtype not in NARROW or (narrow and not type_fault(one.dtype))]
         self._tensors = {tensor.name: tensor for tensor in crossing}
+        self._dtypes = {value.name: numpy_name(value.type.tensor_type.elem_type) for value in listed}
+        self._dtypes |= {name: numpy_name(constant.data_type) for name, constant in self._constants.items()}
         self.indices: dict[str, list[int]] = {}
         self.graph = self._read()
 
     def nodes(self, operator: str) -> list[Any]:
         """Return the nodes that an operator stands for, in the order of the file."""
         return [self._proto.graph.node[index] for index in self.indices[operator]]
+
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor outside of the bodies of control flow; empty where nobody knows it."""
+        return self._dtypes.get(name, "")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a constant, or of a tensor that can cross a cut; empty for others, as for a scalar."""
+        if name in self._constants:
+            return tuple(self._constants[name].dims)
+        return self._tensors[name].shape if name in self._tensors else ()
+
+    def constant(self, name: str) -> Any:
+        """Return the array of a constant; None for other tensors."""
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(self._constants[name]) if name in self._constants else None
 
     def fused(self, layers: Iterable[Sequence[int]], bound: Collection[int] = ()) -> list[Sequence[int]]:
         """Return which nodes are one operator each where an engine computes such layers: `joined` of another graph.
@@ -171,7 +189,7 @@ class OnnxGraph:
     def _macs(self, node: Any) -> int:
         """Return the multiply-accumulates of a node; one for each element where there is nothing to multiply."""
         kind, result = node.op_type.lower(), self._elements(node.output)
-        shapes = [self._shape(name) for name in node.input]
+        shapes = [self.shape(name) for name in node.input]
         match kind:
             case "conv" if len(shapes) > 1 and shapes[1]:
                 return result * math.prod(shapes[1][1:])
@@ -182,11 +200,6 @@ class OnnxGraph:
 
     def _elements(self, names: Iterable[str]) -> int:
         return sum(math.prod(self._tensors[name].shape) for name in names if name in self._tensors)
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        if name in self._constants:
-            return tuple(self._constants[name].dims)
-        return self._tensors[name].shape if name in self._tensors else ()
 
 
 def with_fixed_inputs(model: Model) -> Any:
