@@ -17,7 +17,7 @@ from tests.support.parts import needs
 
 TABLE = Path(__file__).parents[1] / "docs/onnx-coverage.csv"
 PAGE = TABLE.with_suffix(".md")
-TITLES = {"relay": "Relay", "relax": "Relax", "onnxruntime": "onnxruntime"}
+TITLES = {"relay": "Relay", "relax": "Relax", "onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 TOP = """\
 ---
 hide: [toc]
@@ -28,17 +28,20 @@ hide: [toc]
 The package onnx brings tests for backends: a model, inputs, and the right outputs. Each runs here as a file of a user
 does: it is read, compiled, and cut into two stages where it has several operators. Its outputs are compared within the
 tolerance of the test. Every test is right, or refused before it runs by a message that names the file, and mostly the
-operator. In eight tests onnxruntime gives other numbers, or fails when it runs, and does so without us, too.
+operator. In eight tests onnxruntime gives other numbers, or fails when it runs, and does so without us, too; OpenVINO
+does so in [nine](engines.md#what-openvino-computes-otherwise).
 
-- **Relay** runs the tests of onnx 1.16, the newest that TVM 0.19 takes. **Relax** and **onnxruntime** run those of
-  onnx 1.23.
+- **Relay** runs the tests of onnx 1.16, the newest that TVM 0.19 takes. **Relax**, **onnxruntime** and **OpenVINO** run
+  those of onnx 1.23.
 - Where a model is refused because axes, shapes or other settings are inputs, all inputs but the first become constants
   ([`--input-values`](commands.md)), and the test is right if it is right then.
 - What TVM refuses runs on an [engine](engines.md#what-tvm-refuses): Relax or onnxruntime has 1902 of the 2024 tests
-  right. Refused everywhere are outputs whose extents depend on data, inputs and outputs that are texts, sequences or
-  optional, and models without inputs.
+  right, and OpenVINO none besides. Refused everywhere are outputs whose extents depend on data, inputs and outputs that
+  are texts, sequences or optional, and models without inputs.
 - bfloat16, and the numbers of 8, 4 and 2 bits that the package ml_dtypes gives numpy, go into onnxruntime, across its
   cuts, and out. TVM refuses them.
+- OpenVINO is not given float64, integers where it computes in float32, and a few settings that it ignores
+  ([the list](engines.md#what-openvino-computes-otherwise)): 107 of the refused tests were right by it all the same.
 - An operator that onnxruntime lacks is expanded where ONNX defines it by others, or taken as one of an older opset.
 - Nine tests of onnx 1.16 expect results that onnx has corrected since, and are left out.
 - A test that is off by rounding counts as right, such as 1e-5 in place of 0 between sums of 450.
@@ -69,7 +72,7 @@ MENDED = [
 def page() -> str:
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    lines = [f"| Operator | {' | '.join(TITLES.values())} |", "|---|---:|---:|---:|"]
+    lines = [f"| Operator | {' | '.join(TITLES.values())} |", f"|---|{'---:|' * len(TITLES)}"]
     lines += [
         f"| {row['operator']} | {' | '.join(row[name].replace('/', ' of ') for name in TITLES)} |" for row in rows
     ]
@@ -80,7 +83,7 @@ def test_the_page_is_made_of_the_table() -> None:
     assert PAGE.read_text() == page()
 
 
-@pytest.fixture(params=["tvm", "onnxruntime"])
+@pytest.fixture(params=["tvm", "onnxruntime", "openvino"])
 def compiler(request: pytest.FixtureRequest) -> str:
     needs("onnx")
     needs(request.param)
@@ -103,12 +106,12 @@ def test_onnx_tests_are_right_or_refused_by_name(compiler: str) -> None:
 
     if compiler == "tvm" and installed_ir() == "relay":
         prove_types()
-    step = 45 if compiler == "tvm" else 8
+    step, least = {"tvm": (45, 0.4), "onnxruntime": (8, 0.75), "openvino": (30, 0.4)}[compiler]
     names = [f"test_{name}" for name in MENDED if f"test_{name}" in cases()] + sorted(cases())[::step]
     found = list(verdicts(dict.fromkeys(names), compiler, workers=1))
     counts = Counter(each.outcome for each in found)
     assert [each for each in found if each.outcome not in ("right", "rounded", "refused", "engine")] == []
-    assert counts["right"] > (0.4 if compiler == "tvm" else 0.75) * len(found), counts  # most of MENDED are refused
+    assert counts["right"] > least * len(found), counts  # most of MENDED are refused
 
 
 def prove_types() -> None:

@@ -50,7 +50,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         outcome: one of OUTCOMES. `rounded` is beyond the test's tolerance and within 16 times the spacing of the type
-            at the largest value, such as 1e-5 in place of 0 where sums are 450. `engine` is what onnxruntime alone
+            at the largest value, such as 1e-5 in place of 0 where sums are 450. `engine` is what the engine alone
             gives, too: the same numbers, or an error when it runs. `foreign` is an error that is not
             ours, or that comes when a frame runs.
         names_a_part: whether the message has an operator, or a tensor by name, and not the file alone.
@@ -138,11 +138,11 @@ def verdict(case: Any, compiler: str) -> Verdict:
             for outputs in given:
                 _compare(case, outputs, expected)
     except _Wrong as error:
-        if error.args[0] == "wrong" and compiler == "onnxruntime" and _is_of_engine(proto, inputs, outputs):
+        if error.args[0] == "wrong" and _is_of_engine(compiler, proto, inputs, outputs, expected):
             return found("engine", error.args[1])
         return found(error.args[0], " ".join(error.args[1].split())[:300])
     except PipelineError as error:
-        if isinstance(error, RunError) and compiler == "onnxruntime" and _is_of_engine(proto, inputs, None):
+        if isinstance(error, RunError) and _is_of_engine(compiler, proto, inputs, None, expected):
             return found("engine", str(error))
         names_a_part = _names_a_part(str(error), proto)
         is_fault = isinstance(error, RunError) or (_FAULT.search(str(error)) and not names_a_part)
@@ -179,21 +179,37 @@ def _outputs(proto: Any, compiler: str, inputs: Values, constants: Values) -> li
         compiled.close()
 
 
-def _is_of_engine(proto: Any, inputs: Values, outputs: list[Any] | None) -> bool:
-    """Whether onnxruntime alone gives these outputs of the file as it is, or fails when it runs (None)."""
-    import onnxruntime
-
+def _is_of_engine(compiler: str, proto: Any, inputs: Values, outputs: list[Any] | None, expected: list[Any]) -> bool:
+    """Whether the engine alone gives these outputs of the file as it is; or of None fails, or gives other shapes."""
     from tvm_pipeline.frontends.onnx_types import numpy_name
 
     ends = (*proto.graph.input, *proto.graph.output)
-    if any(numpy_name(value.type.tensor_type.elem_type) in NARROW for value in ends):
+    if compiler not in _ALONE or any(numpy_name(value.type.tensor_type.elem_type) in NARROW for value in ends):
         return False  # its `run` takes no such arrays
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     try:
-        alone = session.run(None, inputs)
+        alone = _ALONE[compiler](proto.SerializeToString(), inputs)
     except Exception:  # its errors have no common root
         return outputs is None
-    return outputs is not None and all(map(_is_near, alone, outputs))
+    if outputs is None:
+        return [array.shape for array in alone] != [array.shape for array in expected]
+    return all(map(_is_near, alone, outputs))
+
+
+def _by_onnxruntime(content: bytes, inputs: Values) -> list[Any]:
+    import onnxruntime
+
+    return list(onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, inputs))
+
+
+def _by_openvino(content: bytes, inputs: Values) -> list[Any]:
+    import openvino
+
+    core = openvino.Core()
+    model = core.compile_model(core.read_model(content), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return list(model(list(inputs.values())).values())
+
+
+_ALONE = {"onnxruntime": _by_onnxruntime, "openvino": _by_openvino}
 
 
 def _compare(case: Any, outputs: list[Any], expected: list[Any]) -> None:
