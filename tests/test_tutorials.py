@@ -79,9 +79,11 @@ def test_a_tutorial_runs(
 ) -> None:
     given: dict[str, object] = {"frames": [np.zeros((1, 3, 32, 32), np.float32)] * 3}
     if page == "tvm-module":
-        testing = pytest.importorskip("tvm.relay.testing")
-        given["mod"], given["params"] = testing.mlp.get_workload(1)
-        given["frames"] = [np.zeros((1, 1, 28, 28), np.float32)] * 3
+        needs("Relax")
+        import onnx
+        from tvm.relax.frontend.onnx import from_onnx
+
+        given["mod"], given["params"] = from_onnx(onnx.load("model.onnx")), {}
     if page == "jetson-dla":
         needs("onnxruntime")
         from tests.support import fake_provider

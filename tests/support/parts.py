@@ -79,6 +79,7 @@ def _gstreamer() -> bool:
 # part -> whether it is here, and how to install it
 _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "tvm": (_module("tvm"), "pip install '.[tvm]'"),
+    "Relax": (lambda: _module("tvm")() and not _module("tvm.relay")(), "pip install '.[tvm]' in another environment"),
     "Relay": (_module("tvm.relay"), "pip install '.[relay]' in another environment"),
     "kernels": (_module("tvm_pipeline_kernels"), "pip install ."),  # for layouts and rules that are the guest's
     "onnx": (_module("onnx"), "pip install '.[tvm]'"),
