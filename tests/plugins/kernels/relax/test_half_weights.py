@@ -100,6 +100,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("lanes", "storage"), [(16, "float16"), (16, "bfloat16"), (8, "float16"), (8, "bfloat16"), (4, "bfloat16")]
 )
