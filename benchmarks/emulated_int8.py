@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=NETWORKS, help="`.tflite` or ONNX files")
     parser.add_argument("--short", action="store_true", help="small layers alone, if the machine is set up")
     options = parser.parse_args()
-    board = machine(install=not options.short, extras=("relax",))
+    board = machine(install=not options.short, extras=("tvm",))
     if board is None:
         sys.exit(0 if options.short else 2)
     os.environ["PATH"] = f"{board.linkers}{os.pathsep}{os.environ['PATH']}"
