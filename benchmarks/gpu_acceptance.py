@@ -94,7 +94,8 @@ def pack(folder: Path, tvm: str, python: str, leave_out: Sequence[str], part_byt
         subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source], check=True)
         (own,) = wheels.iterdir()
         report = Path(temporary) / "report.json"
-        wanted = [f"{own}[{tvm},video]", "hypothesis", "networkx"]
+        extra = "relay" if tvm == "relay" else "tvm"
+        wanted = [f"{own}[{extra},video]", "hypothesis", "networkx"]
         options = ["--quiet", "--target", str(site), *there]
         subprocess.run([*pip, "install", *options, "--dry-run", "--report", str(report), *wanted], check=True)
         found = {item["metadata"]["name"]: item["metadata"]["version"] for item in _read(report)["install"]}
