@@ -1,6 +1,6 @@
 """A Relax module: compiled by our kernels; measured, planned, cut by a pass; and run as a pipeline.
 
-It needs tvm-pipeline with the extra `relax`, in an environment without Relay.
+It needs tvm-pipeline with the extra `tvm`, in an environment without Relay.
 
 python examples/relax_passes.py
 """

@@ -11,7 +11,7 @@ target of a device's text.
 The last line takes `cpu_pipeline` and `TIR_PIPELINE` of `tvm_pipeline_kernels.relax`: our kernels, which also serve a
 script that needs only the speed. TVM's default pipelines compile the stages as well, to slower code.
 
-The docstring of each pass shows a module before and after it. This needs the extra `relax`, in an environment without
+The docstring of each pass shows a module before and after it. This needs the extra `tvm`, in an environment without
 Relay; an import elsewhere says what to install. `examples/relax_passes.py` is a whole program, and `docs/relax.md` says
 what is supported and what is not.
 """
