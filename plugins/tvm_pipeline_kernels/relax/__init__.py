@@ -20,7 +20,7 @@ gpu_rules.py      rules of convolutions and pools for GPUs
 gpu_conv2d.py     a convolution on a GPU
 gpu_tiles.py      the tiles of a convolution on a GPU
 
-This needs the extra `relax`, in an environment without Relay; an import elsewhere says what to install.
+This needs the extra `tvm`, in an environment without Relay; an import elsewhere says what to install.
 """
 
 from tvm_pipeline_tvm.installed_ir import demand
