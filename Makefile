@@ -26,11 +26,12 @@ QUICK := -m 'not thorough' --hypothesis-profile quick
 
 .PHONY: demo test test-all fuzz coverage lint docs dist bench clean ready
 
-# The stamp is made anew when the dependencies change; the project itself is installed in place.
+# The stamp is made anew when the dependencies change, and the environment with it: an earlier one may have the other TVM.
+# The project itself is installed in place.
 $(VENV)/.stamp: PARTS := .[$(TVM),video,plot,edgetpu,onnxruntime,openvino,watch,dev]
 $(VENV)/.stamp: pyproject.toml
 	@$(PYTHON) .ci/needs.py $(VENV) --new
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python .ci/needs.py $(VENV) --registry $(if $(filter relay,$(TVM)),xtc-tvm-python-bindings,apache-tvm)
 	$(INSTALL)
 	touch $@
