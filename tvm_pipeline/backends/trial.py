@@ -21,6 +21,10 @@ MOST_S = 300.0  # for one answer
 _ERROR = "[ERROR]"  # before the reasons that OpenVINO and its provider log alone
 
 
+class _DiedError(RunError):
+    """The child died, or could not be started."""
+
+
 class Trial:
     """The child, which starts when it is first asked.
 
@@ -40,30 +44,39 @@ class Trial:
             RunError: what the child raised, as its text; or that it died of the question or did not answer, and how.
         """
         with self._asking:
-            while True:
-                is_new = self._child is None
-                try:
-                    child = self._child = self._child or Child(self._function, b"-", keeps_words=True)
-                    told = len(child.words)
-                    child.send(msgspec.json.encode(question))
-                    child.send(content)
-                    if said := child.receive(time.monotonic() + limit_s)[0]:
-                        value, error = msgspec.json.decode(said)
-                        if error:
-                            logged = [line for line in child.words[told:].splitlines() if _ERROR in line]
-                            because = f" ({logged[0].rpartition(_ERROR)[2].strip()[:200]})" if logged else ""
-                            raise RunError(error + because)
-                        return value
-                    last = child.words.strip().rpartition("\n")[2][-200:]
-                    how = f"the process that tried it first {child.how()}{last and f' ({last})'}"
-                except TimeoutError:
-                    how, is_new = f"the process that tried it first did not end it in {limit_s:g} s", True
-                except OSError as error:
-                    how = f"no process can try it first: {error}"
-                self._end()
-                if is_new:
-                    raise RunError(how)
-                # An earlier question may have damaged its memory, so a new child is asked.
+            was_asked_before = self._child is not None
+            try:
+                return self._answered(question, content, limit_s)
+            except _DiedError:
+                if not was_asked_before:
+                    raise
+            return self._answered(question, content, limit_s)  # an earlier question may have damaged the first child
+
+    def _answered(self, question: Any, content: bytes, limit_s: float) -> Any:
+        """Ask the child, which is started where there is none; raise RunError as `ask` does."""
+        try:
+            child = self._child = self._child or Child(self._function, b"-", keeps_words=True)
+            told = len(child.words)
+            child.send(msgspec.json.encode(question))
+            child.send(content)
+            said = child.receive(time.monotonic() + limit_s)[0]
+        except TimeoutError:
+            self._end()
+            raise RunError(f"the process that tried it first did not end it in {limit_s:g} s") from None
+        except OSError as error:
+            self._end()
+            raise _DiedError(f"no process can try it first: {error}") from None
+        if not said:
+            last = child.words.strip().rpartition("\n")[2][-200:]
+            how = child.how()
+            self._end()
+            raise _DiedError(f"the process that tried it first {how}{last and f' ({last})'}")
+        value, error = msgspec.json.decode(said)
+        if error:
+            logged = [line for line in child.words[told:].splitlines() if _ERROR in line]
+            because = f" ({logged[0].rpartition(_ERROR)[2].strip()[:200]})" if logged else ""
+            raise RunError(error + because)
+        return value
 
     def close(self) -> None:
         with self._asking:
