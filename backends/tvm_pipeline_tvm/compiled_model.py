@@ -87,8 +87,8 @@ M = TypeVar("M", bound="TvmModel[Any]")
 class TvmModel(CompiledModel, Generic[L]):
     """One library for each target, under one operator graph.
 
-    A model of an IR names it (`ir`) and gives `check`, `build`, `rewriting`, `read_library`, `runnable_plan` and
-    `time_stage`. It may override `prepare`, which does nothing here: CPU cores need none of it.
+    A model of an IR names it (`ir`) and gives `check`, `build`, `rewriting`, `read_library`, `ready_to_run`,
+    `runnable_plan` and `time_stage`. It may override `prepare`, which does nothing here: CPU cores need none of it.
 
     Args:
         name: the name of the model.

@@ -21,10 +21,6 @@ MOST_S = 300.0  # for one answer
 _ERROR = "[ERROR]"  # before the reasons that OpenVINO and its provider log alone
 
 
-class _DiedError(RunError):
-    """The child died, or could not be started."""
-
-
 class Trial:
     """The child, which starts when it is first asked.
 
@@ -45,38 +41,35 @@ class Trial:
         """
         with self._asking:
             was_asked_before = self._child is not None
-            try:
-                return self._answered(question, content, limit_s)
-            except _DiedError:
-                if not was_asked_before:
-                    raise
-            return self._answered(question, content, limit_s)  # an earlier question may have damaged the first child
+            said, words = self._said(question, content, limit_s)
+            if not said and was_asked_before:  # an earlier question may have damaged the child
+                said, words = self._said(question, content, limit_s)
+        if not said:
+            raise RunError(words)
+        value, fault = msgspec.json.decode(said)
+        if fault:
+            reasons = [line for line in words.splitlines() if _ERROR in line]
+            raise RunError(fault + (f" ({reasons[0].rpartition(_ERROR)[2].strip()[:200]})" if reasons else ""))
+        return value
 
-    def _answered(self, question: Any, content: bytes, limit_s: float) -> Any:
-        """Ask the child, which is started where there is none; raise RunError as `ask` does."""
+    def _said(self, question: object, content: bytes, limit_s: float) -> tuple[bytes, str]:
+        """Return what the child says, and what it logged meanwhile; of one that dies nothing, and how it ended."""
         try:
             child = self._child = self._child or Child(self._function, b"-", keeps_words=True)
             told = len(child.words)
             child.send(msgspec.json.encode(question))
             child.send(content)
-            said = child.receive(time.monotonic() + limit_s)[0]
+            if said := child.receive(time.monotonic() + limit_s)[0]:
+                return said, child.words[told:]
+            last = child.words.strip().rpartition("\n")[2][-200:]
+            how = f"the process that tried it first {child.how()}{last and f' ({last})'}"
         except TimeoutError:
             self._end()
             raise RunError(f"the process that tried it first did not end it in {limit_s:g} s") from None
         except OSError as error:
-            self._end()
-            raise _DiedError(f"no process can try it first: {error}") from None
-        if not said:
-            last = child.words.strip().rpartition("\n")[2][-200:]
-            how = child.how()
-            self._end()
-            raise _DiedError(f"the process that tried it first {how}{last and f' ({last})'}")
-        value, error = msgspec.json.decode(said)
-        if error:
-            logged = [line for line in child.words[told:].splitlines() if _ERROR in line]
-            because = f" ({logged[0].rpartition(_ERROR)[2].strip()[:200]})" if logged else ""
-            raise RunError(error + because)
-        return value
+            how = f"no process can try it first: {error}"
+        self._end()
+        return b"", how
 
     def close(self) -> None:
         with self._asking:

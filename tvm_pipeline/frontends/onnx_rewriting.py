@@ -43,13 +43,9 @@ def raised_opset(model: Any) -> Any:
     try:
         made = version_converter.convert_version(model, 7)
         _turn_slopes(made)
-        return made
-    except (
-        version_converter.ConvertError,
-        RuntimeError,
-        ValueError,
-    ):  # the engine names what it does not take of the old one
-        return model
+    except (version_converter.ConvertError, RuntimeError, ValueError):
+        return model  # the engine names what it does not take of the old one
+    return made
 
 
 def _turn_slopes(model: Any) -> None:
@@ -66,11 +62,8 @@ def _turn_slopes(model: Any) -> None:
     for node in model.graph.node:
         if node.op_type == "PRelu":
             name = node.input[1]
-            if (
-                name not in slopes
-                or node.input[0] not in ranks
-                or sum(name in one.input for one in model.graph.node) > 1
-            ):
+            is_shared = sum(name in one.input for one in model.graph.node) > 1
+            if is_shared or name not in slopes or node.input[0] not in ranks:
                 raise ValueError(name)
             slopes[name].dims.extend([1] * (ranks[node.input[0]] - 1 - len(slopes[name].dims)))
             for value in model.graph.input:

@@ -77,13 +77,11 @@ class GpuBackend(Backend):
         """Return what `detect` leaves out, a line each: why, and how it can be used nevertheless."""
         if find_spec("tvm") is None:
             return []
+        how = "the CPU computes what it is given. To use it, name it in a platform file with"
         return [
-            f"{gpu} is left out: {lacking}"
-            if (lacking := lacks(gpu.kind))
-            else f"{gpu} is left out: the CPU computes what it is given. To use it, name it in a platform file with "
-            f'backend = "gpu" and target = "{gpu.address}"'
-            for gpu in survey().distinct
-            if gpu.is_software or lacks(gpu.kind)
+            f"{gpu} is left out: " + (lacking or f'{how} backend = "gpu" and target = "{gpu.address}"')
+            for gpu, lacking in ((gpu, lacks(gpu.kind)) for gpu in survey().distinct)
+            if gpu.is_software or lacking
         ]
 
     def settle(self, device: Device) -> Device:

@@ -383,7 +383,7 @@ class _Rewriting:
         return self._builder.emit(made), layout
 
     def _rounding(self, call: Any) -> tuple[Any, str] | None:
-        """A quantize or dequantize by one scale; those of channels are along an axis, which blocks have not."""
+        """A quantize or dequantize by one scale. Scales by channel lie along an axis that blocks do not have."""
         scale, zero = call.args[1:3]
         return self._elementwise(call) if all(np.prod(shape_of(each)) == 1 for each in (scale, zero)) else None
 

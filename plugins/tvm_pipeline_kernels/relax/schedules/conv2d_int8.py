@@ -30,9 +30,9 @@ from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
 from tvm_pipeline_kernels.tiles import Tile, tiles
 
 NAME = "conv2d_int8"
-SHIFT = 128  # what data with a sign are less
+SHIFT = 128  # a dot product takes data that are so much less, with a sign
 FOUR = 4  # channels that are multiplied at a time
-BESIDE = 4  # registers that all products but VNNI's need beside
+BESIDE = 4  # registers that a product needs beside the sums; that of VNNI needs none
 _ADD_PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
@@ -155,7 +155,7 @@ def _tile(chunks: int, vectors: int, height: int, width: int, registers: int, bl
 
 @functools.cache
 def _products(lanes: int, at_once: int, shift: int) -> str:
-    """Return the name of TVM's intrinsic that adds four products of bytes to each lane: all lanes have one data."""
+    """Return the name of TVM's intrinsic that adds four products of bytes to each lane, of the same data."""
     vector, four = tirx.Ramp(0, 1, lanes), tirx.Ramp(0, 1, FOUR)
     words = f"int16x{2 * lanes}"
 
