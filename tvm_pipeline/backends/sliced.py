@@ -196,7 +196,8 @@ class SlicedModel(Delegating):
         """Return why a backend cannot compile an operator; empty if it can."""
         read = (self.graph.tensors[name] for name in operator.inputs)
         fault = "" if backend.takes_narrow else narrow_fault((*read, *operator.outputs), backend.name)
-        return fault or backend.refuses_slice(self._slicer.cut([operator.name]).model)
+        part = self._slicer.cut([operator.name])
+        return fault or backend.refuses_slice(part.model)
 
     def check_engines(self, devices: Sequence[Device]) -> list[str]:
         """Run operators on a device of each backend and target from the tensors of the backend that cuts.
