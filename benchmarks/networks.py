@@ -1,4 +1,8 @@
-"""The networks that benchmarks measure: built-in ones, those that the onnx package carries, and files."""
+"""The networks that benchmarks measure: built-in ones, those that the onnx package carries, and files.
+
+The built-in ones are Relay's. An environment without Relay reads them from the cache, where export_networks.py wrote
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,24 @@ from onnx import numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tests.support.networks import NETWORKS, as_model, relay_module
 from tvm_pipeline import frontends
 from tvm_pipeline.core.model import TOLERANCE, Model
-from tvm_pipeline_tvm.relay.importer import import_model
+from tvm_pipeline.files import cache_folder
+
+try:
+    from tests.support.networks import NETWORKS, as_model, relay_module
+    from tvm_pipeline_tvm.relay.importer import import_model
+
+    HAS_RELAY = True
+except ImportError:
+    HAS_RELAY = False
 
 MODELS = (
     *("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3"),
     *("light_inception_v1", "light_inception_v2", "light_shufflenet"),
     "centerface",
 )
+EXPORTED = cache_folder() / "networks"
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 # Where sums grow: light_shufflenet's of linear convolutions, and resnet-50's 16 residual ones.
 GAIN = {"light_shufflenet": 0.6, "resnet-50": 0.8}
@@ -29,7 +41,7 @@ GAIN = {"light_shufflenet": 0.6, "resnet-50": 0.8}
 
 def load(name: str) -> Model:
     """Load a name that `frontends.load` knows, `light_NAME` of onnx, `centerface`, one of the tests', or a file."""
-    if name in NETWORKS:
+    if HAS_RELAY and name in NETWORKS:
         return as_model(name, *relay_module(name))
     if name.startswith("light_"):
         return light(name)
@@ -49,9 +61,20 @@ def load_lively(described: str) -> Model:
     Built-in networks get weights under which outputs differ: as they come, all classes are about equally likely.
     """
     name, _, side = described.partition("@")
+    if name in MODELS and not side and not HAS_RELAY:
+        return frontends.load(exported(name))
     shapes = frontends.parse_shapes(side if ":" in side else f"data:[1,3,{side},{side}]") if side else None
     model = frontends.load(name, shapes) if shapes else load(name)
     return lively(model) if model.format == "relay.testing" else model
+
+
+def exported(name: str) -> Path:
+    """Return the file that export_networks.py wrote for a network."""
+    file = EXPORTED / f"{name}.onnx"
+    if not file.exists():
+        command = f"python benchmarks/export_networks.py {EXPORTED} {name}"
+        raise SystemExit(f"{name} is a network of Relay, which is not here. Run this where it is: {command}")
+    return file
 
 
 def lively(model: Model) -> Model:
