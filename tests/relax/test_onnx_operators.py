@@ -20,6 +20,7 @@ CONSTANTS = {
     "w": noise((6, 4, 3, 3)),
     "wt": noise((4, 6, 3, 3), seed=1),
     "c": noise((4,), seed=2),
+    "c4": noise((4, 1, 1), seed=5),
     "low": np.array(-0.5, "float32"),
     "high": np.array(0.5, "float32"),
     "pads": np.array([0, 0, 1, 0, 0, 0, 0, 2]),
@@ -76,6 +77,9 @@ NODES: dict[int, list[onnx.NodeProto]] = {
             "Resize", ["x", "", "", "sizes"], ["corners"], mode="linear", coordinate_transformation_mode="align_corners"
         ),
         node("Resize", ["x", "", "", "sizes"], ["cubic"], mode="cubic"),
+        node("Max", ["x", "c4", "high"], ["largest"]),
+        node("Min", ["x", "low", "x"], ["least"]),
+        node("Sum", ["c4", "x", "x"], ["total"]),
         node("Celu", ["x"], ["celu"], alpha=0.5),
         node("Pow", ["x", "three"], ["power"]),
         node("IsInf", ["x"], ["infinite"], detect_negative=0),

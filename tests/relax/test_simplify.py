@@ -71,7 +71,20 @@ def per_output(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return weights * scale.reshape(-1, 1, 1, 1)
 
 
+def padded(x: Any, *widths: int) -> Any:
+    """Put zeros before and behind rows, and before and behind columns."""
+    return op.nn.pad(x, [0, 0, 0, 0, *widths])
+
+
 CASES = {
+    "zeros around an image": Case(
+        lambda x: conv(padded(x, 0, 1, 2, 0), DENSE, strides=2, padding=0),
+        lambda x: conv(x, DENSE, strides=2, padding=(0, 2, 1, 0)),
+    ),
+    "zeros and a padding": Case(
+        lambda x: conv(padded(x, 1, 0, 0, 1), GROUPED, groups=2),
+        lambda x: conv(x, GROUPED, groups=2, padding=(2, 1, 1, 2)),
+    ),
     "a norm": Case(norm, lambda x: op.add(op.multiply(x, constant(SCALE_4D)), constant(SHIFT_4D))),
     "a norm behind a convolution": Case(
         lambda x: op.nn.relu(norm(conv(x, DENSE))),

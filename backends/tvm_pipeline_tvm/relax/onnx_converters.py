@@ -4,6 +4,7 @@
     Pad(x, constant)     call_tir(pad)                            here: nn.pad
     Tile(x, [1, 2])      call_tir(tile)                           here: concat
     Gather(x, -1)        shape_of, where, take without a check    here: take
+    Max(x, y)            max(stack(broadcast_to(x), ..))          here: maximum(x, y)
 
 Each function takes the inputs as expressions, and returns an expression, or None where TVM's own converter shall do.
 Next: `onnx_nodes.py`, which rewrites nodes before that.
@@ -12,6 +13,7 @@ Next: `onnx_nodes.py`, which rewrites nodes before that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -110,6 +112,16 @@ def _power(site: NodeSite, inputs: Sequence[Any]) -> Any:
     return result if inner == dtype else relax.op.astype(relax.op.round(result), dtype)
 
 
+def _pairwise(choose: Callable[[Any, Any], Any]) -> Callable[[NodeSite, Sequence[Any]], Any]:
+    """Return a converter that joins the inputs one after the other; where all are constants, TVM's own folds them."""
+
+    def converter(site: NodeSite, inputs: Sequence[Any]) -> Any:
+        known = [each for each in inputs if constant_of(each) is None]
+        return reduce(choose, inputs) if known and len(inputs) > 1 else None
+
+    return converter
+
+
 CONVERTERS: dict[str, Callable[[NodeSite, Sequence[Any]], Any]] = {
     "Clip": _clip,
     "Pad": _pad,
@@ -117,4 +129,7 @@ CONVERTERS: dict[str, Callable[[NodeSite, Sequence[Any]], Any]] = {
     "Cast": _cast,
     "Gather": _gather,
     "Pow": _power,
+    "Max": _pairwise(relax.op.maximum),
+    "Min": _pairwise(relax.op.minimum),
+    "Sum": _pairwise(relax.op.add),
 }

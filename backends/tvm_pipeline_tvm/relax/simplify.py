@@ -37,6 +37,7 @@ def simplified(mod: tvm.IRModule) -> tvm.IRModule:
         conv(x, w) * s, matmul(x, w) * s            conv(x, w * s), matmul(x, w * s)
         conv(x * s, w)                              conv(x, w * s); of x + b also, where nothing is padded
         a constant (C, 1, 1) beside 4-D             (1, C, 1, 1)
+        conv(pad(x, 0), w)                          conv(x, w) that pads rows and columns itself
         adaptive_avg_pool2d(x, 1)                   mean(x) of rows and columns
         power(x, 2)                                 multiply(x, x)
         reshape, permute_dims that change nothing   none
@@ -160,6 +161,27 @@ def _power(rewriter: Rewriter, call: Any) -> Any:
     return relax.op.multiply(call.args[0], call.args[0]) if value.ndim <= len(call.args[0].ty.shape) else None
 
 
+def _own_padding(rewriter: Rewriter, call: Any) -> Any:
+    """A convolution of an image that zeros were put around, as TensorFlow's "same" with a stride."""
+    pad, attrs = rewriter.made_by(call.args[0], "relax.nn.pad"), call.attrs
+    if pad is None or str(attrs.data_layout) != "NCHW" or str(pad.attrs.pad_mode) != "constant":
+        return None
+    widths = ints(pad.attrs.pad_width)  # before and behind each axis
+    if any(widths[:4]) or float(pad.attrs.pad_value) or len(attrs.padding) != 4:
+        return None
+    padding = [own + around for own, around in zip(ints(attrs.padding), [*widths[4::2], *widths[5::2]], strict=True)]
+    return relax.op.nn.conv2d(
+        pad.args[0],
+        call.args[1],
+        ints(attrs.strides),
+        padding,
+        ints(attrs.dilation),
+        int(attrs.groups),
+        kernel_layout=str(attrs.kernel_layout),
+        out_dtype=attrs.out_dtype,
+    )
+
+
 def _global_average(rewriter: Rewriter, call: Any) -> Any:
     attrs = call.attrs
     layout = str(attrs.layout)
@@ -213,4 +235,5 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "shape_of": (_known_shape,),
     "shape_to_tensor": (_known_extents,),
     **{name: rules for name, rules in SCALES.items() if name not in ("add", "multiply")},
+    "nn.conv2d": (_own_padding, *SCALES.get("nn.conv2d", ())),
 }
