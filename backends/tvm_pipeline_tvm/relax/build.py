@@ -12,8 +12,9 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -256,9 +257,10 @@ def compile_module(
     Choices are taken as they are: none are read.
 
     Where kernels of other sums come into it (`Model.tolerance`), the error of its outputs is measured, unless it runs
-    elsewhere. If that is too large, it is compiled again: each layer may then have a tenth of the error, and at last
-    none. Where the `storage` of weights has 16 bits (`Model.weights`), there are no such kernels, whose weights take
-    more memory, and the error against float64 of the weights that were given is measured.
+    elsewhere. If they add more than the tolerance to the error of direct sums, it is compiled again: each layer may
+    then have a tenth of the error, and at last none. Where the `storage` of weights has 16 bits (`Model.weights`),
+    there are no such kernels, whose weights take more memory, and the error against float64 of the weights that were
+    given is measured.
     """
     if kind_of(target) != "opencl":  # whose kernels are kept as source
         check_linker((host or "llvm") if has_own_memory(target) else target)
@@ -271,8 +273,16 @@ def compile_module(
     plain = simplified(mod)
     padded = prepared(plain, integers)
     allowed = tolerance if storage == FLOAT32 else 0.0
+    arguments = name, padded, target, host, inputs, output_names(mod), choices or {}, storage
+
+    @cache
+    def direct_error() -> float:
+        with TemporaryDirectory() as apart:
+            _written(Path(apart), 0.0, *arguments)
+            return measured_error(name, target, partial(error_of, load_library(Path(apart)), prepared(plain, False)))
+
     while True:
-        saved = _written(name, padded, target, host, folder, inputs, output_names(mod), allowed, choices or {}, storage)
+        saved = _written(folder, allowed, *arguments)
         if saved.weights and not elsewhere:
             error = _error_of_rounding(name, target, partial(error_of, load_library(folder), prepared(plain, False)))
             saved = msgspec.structs.replace(saved, weights=replace(saved.weights, error=error))
@@ -280,7 +290,7 @@ def compile_module(
         if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
             return saved
         measure = partial(error_of, load_library(folder), prepared(plain, False))
-        error, next_allowed = next_tolerance(name, target, measure, tolerance, allowed)
+        error, next_allowed = next_tolerance(name, target, measure, tolerance, allowed, direct_error)
         saved = msgspec.structs.replace(saved, error=error)
         (folder / INDEX).write_bytes(msgspec.json.encode(saved))
         if next_allowed is None:
@@ -305,14 +315,14 @@ def _error_of_rounding(name: str, target: str, error_of: Callable[[], float]) ->
 
 
 def _written(
+    folder: Path,
+    tolerance: float,
     name: str,
     mod: tvm.IRModule,
     target: str,
     host: str,
-    folder: Path,
     inputs: tuple[Tensor, ...],
     outputs: tuple[str, ...],
-    tolerance: float,
     choices: Choices,
     storage: str,
 ) -> _LibraryFile:
