@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 import msgspec
 
 from tvm_pipeline_kernels.tiles import Band, Cores, Tile, band_rule, bands, channel_block, tiles
-from tvm_pipeline_kernels.winograd import KERNEL, Winograd, winograd_forms, winograd_rule
+from tvm_pipeline_kernels.winograd import KERNEL, Winograd, has_blocks, winograd_forms, winograd_rule
 
-GENERATION = 2  # raise it when a schedule of this room changes: what was measured before is void
+GENERATION = 3  # raise it when a schedule of this room changes: what was measured before is void
 
 CONV2D, DEPTHWISE = "conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86"
 KNOBS = {
@@ -138,7 +138,7 @@ def _sizes(workload: Workload, cores: Cores) -> tuple[int, int, int, int, int, i
     """Return the arguments of `winograd_forms`; None where the algorithm does not serve the workload."""
     kernel, lanes = workload[2], cores.lanes
     _, _, height, width, _ = output_of(workload, lanes)
-    if not is_for_winograd(workload) or height < 1 or width < 1 or kernel[1][0] % lanes or kernel[1][1] % lanes:
+    if not is_for_winograd(workload) or height < 1 or width < 1 or not has_blocks(kernel[1][1], kernel[1][0], lanes):
         return None
     return kernel[1][1], kernel[1][0], lanes, height, width, cores.registers
 

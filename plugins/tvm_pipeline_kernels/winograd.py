@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline_kernels.tiles import tiles
+from tvm_pipeline_kernels.tiles import channel_block, tiles
 
 KERNEL = 3
 SIZES = (4, 2)  # m
@@ -66,20 +66,21 @@ class Winograd(NamedTuple):
 def winograd_forms(
     input_channels: int, channels: int, lanes: int, height: int, width: int, registers: int
 ) -> Iterator[tuple[float, Winograd]]:
-    """Yield what is worth measuring, each with its estimated cycles; nothing where channels do not fill whole vectors.
+    """Yield what is worth measuring, each with its estimated cycles; nothing where `has_blocks` says no.
 
     Args:
         height, width: of the output.
         registers: the vector registers of a core, of `lanes` float32 each.
     """
-    if input_channels % lanes or channels % lanes:
+    if not has_blocks(input_channels, channels, lanes):
         return
-    block_bytes = 4 * input_channels * lanes  # of a point of the transformed weights
+    block = channel_block(channels, lanes)
+    block_bytes = 4 * input_channels * block  # of a point of the transformed weights
     for size in SIZES:
         across = -(-width // size)
         rows = _band(-(-height // size), across, 4 * (size + 2) ** 2, input_channels, channels)
         best: dict[int, tuple[float, int]] = {}
-        for cycles, (chunks, _, columns) in tiles(channels // lanes, 1, 1, rows * across, registers, block_bytes):
+        for cycles, (chunks, _, columns) in tiles(channels // block, 1, 1, rows * across, registers, block_bytes):
             best[chunks] = min(best.get(chunks, (cycles, columns)), (cycles, columns))
         for chunks, (cycles, columns) in sorted(best.items(), key=lambda item: item[1])[:MOST_FORMS]:
             form = Winograd(size, chunks, rows, columns)
@@ -93,12 +94,18 @@ def winograd_rule(
 
     Args are those of `winograd_forms`.
     """
-    block_bytes = 4 * KERNEL**2 * input_channels * lanes
-    cycles = min(tiles(channels // lanes, 1, height, width, registers, block_bytes), default=(0.0, None))[0]
-    products = KERNEL**2 * input_channels * channels / lanes
-    direct = products * (height * width * cycles + 4 * lanes * CYCLES_PER_BYTE)
+    block = channel_block(channels, lanes)
+    block_bytes = 4 * KERNEL**2 * input_channels * block
+    cycles = min(tiles(channels // block, 1, height, width, registers, block_bytes), default=(0.0, None))[0]
+    products = KERNEL**2 * input_channels * channels / block
+    direct = products * (height * width * cycles + 4 * block * CYCLES_PER_BYTE)
     forms = winograd_forms(input_channels, channels, lanes, height, width, registers)
     return [form for estimate, form in sorted(forms) if estimate * WORTHWHILE < direct]
+
+
+def has_blocks(input_channels: int, channels: int, lanes: int) -> bool:
+    """Return whether the channels of a layer fill vectors, or halves of those of AVX-512."""
+    return all(channel_block(each, lanes) in (lanes, 8) for each in (input_channels, channels))
 
 
 def first_within(forms: Sequence[Winograd], weights: npt.NDArray[np.float32], tolerance: float) -> Winograd | None:
@@ -153,7 +160,9 @@ def _cycles(
     into, out_of = CYCLES_TO_TRANSFORM[size]
     weight_bytes = 4 * points * input_channels * channels
     passes = down // rows if weight_bytes > NEAR_BYTES else 1  # over the weights
-    each = input_channels * channels / lanes * products + (input_channels * into + channels * out_of) / lanes
+    block = channel_block(channels, lanes)
+    transforms = input_channels / channel_block(input_channels, lanes) * into + channels / block * out_of
+    each = input_channels * channels / block * products + transforms
     return points * down * across * each + passes * weight_bytes * CYCLES_PER_BYTE
 
 
@@ -198,17 +207,17 @@ def output_transform(products: Sequence[Any], size: int) -> list[Any]:
     ]
 
 
-def packed(weights: npt.NDArray[np.float32], size: int, lanes: int) -> npt.NDArray[np.float32]:
+def packed(weights: npt.NDArray[np.float32], size: int, in_block: int, block: int) -> npt.NDArray[np.float32]:
     """Return transformed weights (points, blocks, input blocks, input channels of a block, channels of a block).
 
     Args:
         weights: (channels, input channels, 3, 3).
         size: m.
-        lanes: channels of a block, of the input and of the output.
+        in_block, block: channels in a block of the input and of the output.
     """
     points = kernel_transform(weights, size)
     _, outputs, inputs = points.shape
-    blocked = points.reshape(-1, outputs // lanes, lanes, inputs // lanes, lanes).transpose(0, 1, 3, 4, 2)
+    blocked = points.reshape(-1, outputs // block, block, inputs // in_block, in_block).transpose(0, 1, 3, 4, 2)
     return np.ascontiguousarray(blocked)
 
 

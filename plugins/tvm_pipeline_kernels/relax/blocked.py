@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx, topi
+from tvm import relax, te, tirx, topi
 
 from tvm_pipeline_kernels import winograd
 from tvm_pipeline_kernels.choices import (
@@ -115,6 +115,7 @@ class _Rewriting:
             "relax.nn.max_pool2d": self._pooling,
             "relax.nn.avg_pool2d": self._pooling,
             "relax.mean": self._mean,
+            "relax.image.resize2d": self._resizing,
             "relax.concat": self._concatenation,
             **dict.fromkeys(_UNARY, self._elementwise),
             **dict.fromkeys(_BINARY, self._elementwise),
@@ -282,9 +283,9 @@ class _Rewriting:
         else:
             inner = _block(self._current(data)) or channel_block(channels, self._lanes)
             given = self._blocked(data, inner)
-        form = self._winograd(weights, workload, choice) if inner == block == self._lanes else None
+        form = self._winograd(weights, workload, choice) if {inner, block} <= {self._lanes, 8} else None
         if form:
-            packed = winograd.packed(weights, form.winograd, block)
+            packed = winograd.packed(weights, form.winograd, inner, block)
             options = {"padding": padding, "form": form, "tuned": options["tuned"]}
             return self._anchor(conv2d_winograd, given, packed, block, "conv2d", options)
         packed = conv2d.packed(weights, inner, block)
@@ -353,14 +354,26 @@ class _Rewriting:
             return made, layout
         return self._reshaped(made, shape_of(call)), ""
 
+    def _resizing(self, call: Any) -> tuple[Any, str] | None:
+        """A resize of images, which moves whole vectors of channels."""
+        data, attrs = call.args[0], call.attrs
+        layout = self._current(data)
+        if not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
+            return None
+        return self._emit(
+            _resized, self._forms[data][layout], shape_of(call), attrs, name="resize2d", layout=layout
+        ), layout
+
     def _concatenation(self, call: Any) -> tuple[Any, str] | None:
         fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
         layouts = [self._current(field) for field in fields]
         if len(fields) < 2 or not all(layouts) or len(call.ty.shape) != 4 or int(call.attrs.axis) % 4 != 1:
             return None
         channels = shape_of(call)[1]
-        block = byte_block(channels, self._lanes) if call.ty.dtype in _BYTES else 0
-        block = block or channel_block(channels, self._lanes)
+        block = _block(layouts[0])
+        if len(set(layouts)) > 1:  # else whole blocks move
+            block = byte_block(channels, self._lanes) if call.ty.dtype in _BYTES else 0
+            block = block or channel_block(channels, self._lanes)
         inputs = [self._forms[field][layout] for field, layout in zip(fields, layouts, strict=True)]
         layout = _layout(block)
         return self._emit(concatenate.compute, inputs, block=block, name="concatenate", layout=layout), layout
@@ -433,6 +446,40 @@ def _block(layout: str) -> int:
 def _blocked_array(array: np.ndarray, block: int) -> np.ndarray:
     n, channels, height, width = array.shape
     return array.reshape(n, channels // block, block, height, width).transpose(0, 1, 3, 4, 2)
+
+
+def _resized(data: Any, shape: Sequence[int], attrs: Any) -> Any:
+    """Return blocked images of another size: `shape` as plain ones, by the attributes of relax.image.resize2d.
+
+    Where each pixel is repeated, its place is a quotient of integers. TOPI computes each in floating point.
+    """
+    _, _, height, width, block = (int(extent) for extent in data.shape)
+    method, mode, rounding = (
+        str(each) for each in (attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method)
+    )
+    down, across = shape[2] // height, shape[3] // width
+    is_repeated = (height * down, width * across) == tuple(shape[2:]) and (
+        (mode, rounding) == ("asymmetric", "floor") or (mode == "half_pixel" and rounding.startswith("round"))
+    )
+    if method == "nearest_neighbor" and is_repeated:
+        return te.compute(
+            (shape[0], shape[1] // block, *shape[2:], block),
+            lambda n, chunk, row, column, channel: data[n, chunk, row // down, column // across, channel],
+            name="resize",
+            tag=topi.tag.INJECTIVE,
+        )
+    return topi.image.resize2d(
+        data,
+        [float(each) for each in attrs.roi],
+        list(shape[2:]),
+        _layout(block),
+        method,
+        mode,
+        rounding,
+        float(attrs.cubic_alpha),
+        bool(attrs.cubic_exclude),
+        float(attrs.extrapolation_value),
+    )
 
 
 def _transform(data: Any, source: str, target: str) -> Any:

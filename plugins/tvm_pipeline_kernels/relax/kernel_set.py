@@ -25,7 +25,7 @@ from tvm_pipeline_tvm.target_text import tvm_target
 class OwnRelaxKernels(RelaxKernels):
     """Schedules of our own for CPU cores, and for convolutions and pools on GPUs."""
 
-    key = "5"
+    key = "6"
     tir_pipeline = PIPELINE
 
     def recorded(self, target: str, *, tolerance: float = 0.0, measured_on: str = "") -> Choices:

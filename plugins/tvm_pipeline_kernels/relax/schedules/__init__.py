@@ -79,7 +79,7 @@ def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
             break
     s = Schedule(function, error_render_level="none")
     try:
-        if plain.schedule(s, cores):
+        if plain.schedule(s, blocks_of(s), cores):
             return s.mod["main"], f"plain{failed}"
     except Exception as error:
         failed = failed or f" (plain failed: {reason(error)})"

@@ -78,7 +78,7 @@ def compute(inputs: Sequence[te.Tensor], block: int) -> te.Tensor:
 def schedule(s: Schedule, anchor: SBlockRV, cores: Cores) -> None:
     """Schedule a concatenation of this module and what is fused to it."""
     padding(s, anchor)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
     if any(s.get(block).same_as(s.get(anchor)) for block in blocks_of(s)):
         s.compute_inline(anchor)
     parts = _parts(s.get(last))

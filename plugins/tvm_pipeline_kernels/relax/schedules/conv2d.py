@@ -118,7 +118,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     if kernel.dtype != data.dtype:
         tile = _widening_tile(tile, kernel, vectors, 1 if is_plain else height, width, cores)
     pad_in_parallel(s, anchor)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
     column_outer, stored = in_tiles(s, last, tile)
     if width % tile.columns:  # the last tile has code of its own, rather than a question at each column
         s.annotate(column_outer, "pragma_loop_partition_hint", True)

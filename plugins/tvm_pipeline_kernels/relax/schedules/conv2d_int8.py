@@ -132,7 +132,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     registers = cores.registers - (0 if has_vnni else BESIDE)
     tile = _tile(blocks, -(-block // lanes), height, width, registers, block_bytes)
     pad_in_parallel(s, anchor)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
     column_outer, stored = in_tiles(s, last, tile)
 
     s.compute_at(anchor, column_outer, preserve_unit_loops=True)

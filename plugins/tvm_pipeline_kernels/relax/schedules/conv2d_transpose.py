@@ -140,7 +140,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
         n, chunk, row, _, channel = s.get_loops(pad)
         s.vectorize(channel)
         s.parallel(s.fuse(n, chunk, row))
-    last = output(s, anchor) if s.get_consumers(anchor) else anchor
+    last = output(s, anchor, cores) if s.get_consumers(anchor) else anchor
     if last is not anchor:
         s.compute_inline(anchor)
     by_phases = s.cache_write(sums, 0, "local")

@@ -47,8 +47,8 @@ def compute(
     form = Winograd(*map(int, form))
     m, edge = form.winograd, form.winograd + KERNEL - 1
     top, left, bottom, right = (int(extent) for extent in padding)
-    n, inputs, height, width, lanes = (int(extent) for extent in data.shape)
-    outputs = int(kernel.shape[1])
+    n, inputs, height, width, in_block = (int(extent) for extent in data.shape)
+    _, outputs, _, _, block = (int(extent) for extent in kernel.shape)
     out_height, out_width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
     across, rows = -(-out_width // m), form.rows
     bands = -(-out_height // (m * rows))
@@ -56,7 +56,7 @@ def compute(
     count = there + -there % form.columns
 
     padded = te.compute(
-        (n, inputs, bands * rows * m + KERNEL - 1, across * m + KERNEL - 1, lanes),
+        (n, inputs, bands * rows * m + KERNEL - 1, across * m + KERNEL - 1, in_block),
         lambda b, i, y, x, c: tirx.if_then_else(
             tirx.all(y >= top, y < height + top, x >= left, x < width + left),
             data(b, i, y - top, x - left, c),
@@ -70,39 +70,39 @@ def compute(
         y0, x0 = (band * rows + tile // across) * m, tile % across * m
         return _select(row, input_transform([padded(b, i, y0 + y, x0 + x, c) for y in range(edge)], m))
 
-    half_input = te.compute((n, bands, inputs, count, edge, edge, lanes), columns_of_input, name="half_input")
+    half_input = te.compute((n, bands, inputs, count, edge, edge, in_block), columns_of_input, name="half_input")
     tiles = te.compute(
-        (n, bands, edge, edge, inputs, count, lanes),
+        (n, bands, edge, edge, inputs, count, in_block),
         lambda b, band, y, x, i, t, c: _select(
             x, input_transform([half_input(b, band, i, t, y, k, c) for k in range(edge)], m)
         ),
         name="tiles",
     )
-    chunk, term = te.reduce_axis((0, inputs), "chunk"), te.reduce_axis((0, lanes), "term")
+    chunk, term = te.reduce_axis((0, inputs), "chunk"), te.reduce_axis((0, in_block), "term")
     products = te.compute(
-        (n, bands, edge, edge, outputs, count, lanes),
+        (n, bands, edge, edge, outputs, count, block),
         lambda b, band, y, x, o, t, c: te.sum(
             tiles(b, band, y, x, chunk, t, term) * kernel(y * edge + x, o, chunk, term, c), axis=[chunk, term]
         ),
         name="products",
     )
     half_output = te.compute(
-        (n, bands, outputs, count, m, edge, lanes),
+        (n, bands, outputs, count, m, edge, block),
         lambda b, band, o, t, row, x, c: _select(
             row, output_transform([products(b, band, y, x, o, t, c) for y in range(edge)], m)
         ),
         name="half_output",
     )
     squares = te.compute(
-        (n, bands, outputs, count, m, m, lanes),
+        (n, bands, outputs, count, m, m, block),
         lambda b, band, o, t, y, x, c: _select(
             x, output_transform([half_output(b, band, o, t, y, k, c) for k in range(edge)], m)
         ),
         name="squares",
     )
-    macs = n * outputs * lanes * out_height * out_width * inputs * lanes * KERNEL**2
+    macs = n * outputs * block * out_height * out_width * inputs * in_block * KERNEL**2
     return te.compute(
-        (n, outputs, out_height, out_width, lanes),
+        (n, outputs, out_height, out_width, block),
         lambda b, o, y, x, c: squares(b, y // (m * rows), o, y // m % rows * across + x // m, y % m, x % m, c),
         name=NAME,
         attrs={RULE: NAME, MACS: macs, **form._asdict(), **tuned},
@@ -124,7 +124,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     m = form.winograd
     pad, half_input, tiles, products, half_output, squares = _steps(s, anchor)
     _, bands, *_ = shape_of(s, tiles)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
     s.annotate(last, MACS, annotations[MACS])
     s.compute_inline(anchor)
 

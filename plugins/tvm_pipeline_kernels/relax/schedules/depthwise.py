@@ -83,7 +83,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     _, kernel_rows, kernel_columns, _ = (int(extent) for extent in s.get(anchor).reads[1].source.shape)
     band = chosen(s, anchor, Band) or band_rule(height, width)
     pad = padding(s, anchor)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
 
     bands, column_outer = in_bands(s, last, band)
     if width % band.columns:

@@ -125,7 +125,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     if columns < LEAST_SUMS:
         columns = _divisor(width, most)
     pad = padding(s, anchor)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
 
     bands, column_outer = in_bands(s, last, Band(_divisor(height, MOST_ROWS), columns))
     s.compute_at(anchor, column_outer, preserve_unit_loops=True)

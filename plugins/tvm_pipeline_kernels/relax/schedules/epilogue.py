@@ -5,6 +5,8 @@
     behind     bias, addition, activation ..: any lattice of elementwise and broadcast blocks; all but the last are
                inlined
     output     the last of them, which stores what the function returns
+    elsewhere  what has another shape, as the product of an image and a number for each channel, with what follows it:
+               passes of their own, by `plain.py`
 
 A schedule tiles the loops of the output and computes the anchor within them.
 """
@@ -15,6 +17,9 @@ from typing import Any
 
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
+
+from tvm_pipeline_kernels.relax.schedules import plain
+from tvm_pipeline_kernels.relax.schedules.cores import Cores
 
 RULE = "tvm_pipeline.rule"  # the annotation of an anchor: the name of the schedule that serves it
 PAD = "pad"
@@ -36,19 +41,34 @@ def padding(s: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     return pad
 
 
-def output(s: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV:
+def output(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> SBlockRV:
     """Inline what is computed behind an anchor but the last, and return that; its loops are those of its shape.
 
-    Where nothing is behind the anchor, or something of another shape, a new block stores the anchor's values and is
-    returned; what is behind it stays as it was.
+    Where nothing of its shape is behind the anchor, a new block stores the anchor's values and is returned. What is
+    elsewhere gets its loops here.
     """
-    behind = _related(s, anchor, s.get_producers)
-    if not behind or any(shape_of(s, block) != shape_of(s, anchor) for block in behind):
+    behind, others = _parted(s, anchor)
+    plain.schedule(s, others, cores)
+    if not behind:
         s.cache_write(anchor, 0, "local")
         return s.get_consumers(anchor)[0]
     for block in behind[:-1]:
         s.compute_inline(block)
     return behind[-1]
+
+
+def _parted(s: s_tir.Schedule, anchor: SBlockRV) -> tuple[list[SBlockRV], list[SBlockRV]]:
+    """Return what is computed with an anchor, and what is elsewhere.
+
+    What is elsewhere reads only the last block of what is computed with the anchor: the others have no place in memory.
+    """
+    behind = _related(s, anchor, s.get_producers)
+    count = next((n for n, block in enumerate(behind) if shape_of(s, block) != shape_of(s, anchor)), len(behind))
+    names = {s.get(block).name_hint for block in [anchor, *behind[:count]][:-1]}
+    producers = (s.get(producer).name_hint for block in behind[count:] for producer in s.get_producers(block))
+    if names.intersection(producers):
+        count = 0
+    return behind[:count], behind[count:]
 
 
 def blocks_of(s: s_tir.Schedule) -> list[SBlockRV]:

@@ -141,7 +141,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     if len(s.get(anchor).reads) == 1:  # a cut from whole tiles
         (sums,) = s.get_producers(anchor)
     pad = padding(s, sums)
-    last = output(s, anchor) if s.get_consumers(anchor) or sums is anchor else anchor
+    last = output(s, anchor, cores) if s.get_consumers(anchor) or sums is anchor else anchor
     if sums is not anchor and last is not anchor:
         s.compute_inline(anchor)
     data, kernel = ([int(extent) for extent in read.source.shape] for read in s.get(sums).reads)

@@ -110,7 +110,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     if not copies:
         vectors = band * width // lanes
     tile = register_tile(each, 1, 1, vectors, cores.registers, 4 * depth * kernel_rows * kernel_columns)
-    last = output(s, anchor) if s.get_consumers(anchor) else anchor
+    last = output(s, anchor, cores) if s.get_consumers(anchor) else anchor
 
     image, channel, row, column = s.get_loops(last)
     group, channel = s.split(channel, [None, each])

@@ -33,7 +33,6 @@ from tvm.tirx import Buffer, BufferStore, IntImm
 from tvm_ffi import structural_walk
 
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import blocks_of
 
 SPATIAL, REDUCED = 0, 2  # kinds of an axis of a block
 VECTORS = 4  # of sums that a reduction has in flight
@@ -44,32 +43,48 @@ ROWS = 8  # of sums that are not in vectors
 CHEAP = ("prim.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
 
 
-def schedule(s: Schedule, cores: Cores) -> bool:
-    """Schedule a function without an anchor; return False where none of its loops have a known form.
+def schedule(s: Schedule, blocks: Sequence[SBlockRV], cores: Cores) -> bool:
+    """Schedule blocks without an anchor; return False where none of their loops have a known form.
 
     Raises:
         ScheduleError: where TVM refuses a step.
     """
-    for block in blocks_of(s):
-        if _is_inlined(s, block):
-            try:
-                s.compute_inline(block)
-            except ScheduleError:  # what the function returns, or what is not computed element by element
-                continue
-    are_scheduled = [schedule_block(s, block, cores) for block in blocks_of(s)]
+    passes = [block for block in blocks if not (_is_inlined(s, block, cores) and _inlined(s, block))]
+    are_scheduled = [schedule_block(s, block, cores) for block in passes]
     return any(are_scheduled)
 
 
-def _is_inlined(s: Schedule, block: SBlockRV) -> bool:
+def _inlined(s: Schedule, block: SBlockRV) -> bool:
+    """Compute a block where it is read; return False for what a function returns, or does not compute by elements."""
+    try:
+        s.compute_inline(block)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _is_inlined(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
     """Return whether the elements of a block cost less where they are read than in memory."""
     node = s.get(block)
-    consumers = s.get_consumers(block)
+    consumers = [s.get(consumer) for consumer in s.get_consumers(block)]
     if not consumers or any(int(axis.iter_type) != SPATIAL for axis in node.iter_vars):
         return False
+    if _is_vector(node, cores) and not _is_linear(node) and not all(_is_vector(each, cores) for each in consumers):
+        return False  # as a resize of blocked images that becomes a plain one
     calls: list[str] = []
 
     structural_walk(node.body, (Call, lambda call: calls.append(getattr(call.op, "name", ""))))
-    return set(calls) <= set(CHEAP) or sum(_steps(s.get(consumer)) for consumer in consumers) <= _steps(node)
+    return set(calls) <= set(CHEAP) or sum(map(_steps, consumers)) <= _steps(node)
+
+
+def _is_vector(node: SBlock, cores: Cores) -> bool:
+    """Return whether the last axis of a block can be computed in vectors."""
+    extents = [int(axis.dom.extent) for axis in node.iter_vars]
+    return _lanes(_accesses(node), _last_wide(extents), cores) > 1
+
+
+def _is_linear(node: SBlock) -> bool:
+    return all(None not in access.steps for access in _accesses(node))
 
 
 def _steps(node: SBlock) -> int:
@@ -77,9 +92,9 @@ def _steps(node: SBlock) -> int:
 
 
 class Access(NamedTuple):
-    """A tensor that a block stores or loads: the elements that it moves on by along each axis; None: not linear."""
+    """A tensor that a block stores or loads: by how many elements it moves along each axis; None: by unlike steps."""
 
-    steps: tuple[int, ...] | None
+    steps: tuple[int | None, ...]
     dtype: str
 
 
@@ -93,9 +108,9 @@ def _accesses(node: SBlock) -> list[Access]:
         position: Any = 0
         for index, extent in zip(indices, tensor.shape, strict=True):
             position = position * extent + index
-        found = sym.detect_linear_equation(position, axes)[:-1]
-        is_linear = len(found) == len(axes) and all(isinstance(step, IntImm) for step in found)
-        return Access(tuple(map(int, found)) if is_linear else None, str(tensor.dtype))
+        found = (sym.detect_linear_equation(position, [axis])[:1] for axis in axes)
+        steps = (int(step[0]) if len(step) and isinstance(step[0], IntImm) else None for step in found)
+        return Access(tuple(steps), str(tensor.dtype))
 
     structural_walk(
         node.body,
@@ -149,9 +164,8 @@ def _schedule_elements(
 
 def _is_in_order(accesses: list[Access], axis: int) -> bool:
     """Return whether all that is loaded lies side by side along an axis, or does not change."""
-    return all(access.steps and access.dtype != "bool" for access in accesses) and all(
-        access.steps and access.steps[axis] in (0, 1) for access in accesses[1:]
-    )
+    are_known = all(None not in access.steps and access.dtype != "bool" for access in accesses)
+    return are_known and all(access.steps[axis] in (0, 1) for access in accesses[1:])
 
 
 def _schedule_turned(s: Schedule, loops: list[LoopRV], turned: int, lanes: int) -> None:
@@ -224,7 +238,7 @@ def _groups(extents: Sequence[int], accesses: list[Access]) -> list[int]:
         can_join = (
             extent == 1
             or last is None
-            or all(access.steps and access.steps[last] == access.steps[axis] * extent for access in accesses)
+            or all(_goes_on(access.steps[last], access.steps[axis], extent) for access in accesses)
         )
         if counts and can_join:
             counts[-1] += 1
@@ -235,6 +249,11 @@ def _groups(extents: Sequence[int], accesses: list[Access]) -> list[int]:
     return counts
 
 
+def _goes_on(outer: int | None, inner: int | None, extent: int) -> bool:
+    """Return whether a step of an outer axis is that of an inner one from its last number of so many."""
+    return inner is not None and outer == inner * extent
+
+
 def _last_wide(extents: Sequence[int]) -> int:
     """Return the last axis of more than one number."""
     return max((axis for axis, extent in enumerate(extents) if extent > 1), default=len(extents) - 1)
@@ -243,7 +262,7 @@ def _last_wide(extents: Sequence[int]) -> int:
 def _lanes(accesses: list[Access], axis: int, cores: Cores) -> int:
     """Return the elements of a vector along an axis; 1 where some would be gathered, or are bits."""
     for access in accesses:
-        if access.steps is None or access.steps[axis] not in (0, 1) or access.dtype == "bool":
+        if access.steps[axis] not in (0, 1) or access.dtype == "bool":
             return 1
     bits = max(DataType(access.dtype).bits for access in accesses)
     return max(1, cores.lanes * 32 // bits)

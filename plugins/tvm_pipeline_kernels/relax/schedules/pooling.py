@@ -169,7 +169,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     is_global = height == width == 1
     _skip_padding(s, anchor)
     padding(s, anchor)
-    last = output(s, anchor)
+    last = output(s, anchor, cores)
     n, chunk, row, column, channel = s.get_loops(last)
     if is_global:
         chunk, inner = s.split(chunk, [None, BLOCKS])

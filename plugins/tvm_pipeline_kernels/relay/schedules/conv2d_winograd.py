@@ -42,6 +42,7 @@ from tvm_pipeline_kernels.relay.schedules.choice_context import (
     winograd_workload,
 )
 from tvm_pipeline_kernels.relay.schedules.conv2d import applies
+from tvm_pipeline_kernels.tiles import channel_block
 from tvm_pipeline_kernels.winograd import (
     KERNEL,
     Winograd,
@@ -78,8 +79,9 @@ def alter(attrs: Any, inputs: Sequence[relay.Expr], types: Sequence[Any]) -> rel
     form = None if weights is None else first_within([Winograd(*one) for one in forms], weights, tolerance)
     if weights is None or form is None:
         return None
-    transformed = relay.const(packed(weights, form.winograd, cores.lanes))
-    return _operator(inputs[0], transformed, attrs, kernel[0][0], form)
+    in_block, block = (channel_block(weights.shape[axis], cores.lanes) for axis in (1, 0))
+    transformed = relay.const(packed(weights, form.winograd, in_block, block))
+    return _operator(inputs[0], transformed, (in_block, block), attrs, kernel[0][0], form)
 
 
 def _constant(weights: relay.Expr) -> npt.NDArray[np.float32] | None:
@@ -102,7 +104,7 @@ def by_winograd(function: relay.Function, choice: Choice) -> relay.Function:
             points = (choice[0] + KERNEL - 1) ** 2
             weights = relay.var("weights", shape=(points, outputs, inputs, *block))
             replaced[call.args[1]] = weights
-            return _operator(self.visit(call.args[0]), weights, call.attrs, outputs * block[1], choice)
+            return _operator(self.visit(call.args[0]), weights, block, call.attrs, outputs * block[1], choice)
 
     body = Rewriter().visit(function.body)
     params = [replaced.get(parameter, parameter) for parameter in function.params]
@@ -110,8 +112,9 @@ def by_winograd(function: relay.Function, choice: Choice) -> relay.Function:
     return relay.transform.InferType()(tvm.IRModule.from_expr(rewritten))["main"]
 
 
-def _operator(data: relay.Expr, weights: relay.Expr, attrs: Any, channels: int, choice: Choice) -> relay.Expr:
-    lanes = tvm.target.x86.get_simd_32bit_lanes()
+def _operator(
+    data: relay.Expr, weights: relay.Expr, blocks: Sequence[int], attrs: Any, channels: int, choice: Choice
+) -> relay.Expr:
     return relay.nn.contrib_conv2d_winograd_without_weight_transform(
         data,
         weights,
@@ -119,8 +122,8 @@ def _operator(data: relay.Expr, weights: relay.Expr, attrs: Any, channels: int, 
         padding=attrs.get_int_tuple("padding"),
         channels=channels,
         kernel_size=(KERNEL, KERNEL),
-        data_layout=f"NCHW{lanes}c",
-        out_layout=f"NCHW{lanes}c",
+        data_layout=f"NCHW{blocks[0]}c",
+        out_layout=f"NCHW{blocks[1]}c",
         out_dtype="float32",
     )
 

@@ -10,8 +10,10 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_pipeline_kernels.relax.schedules import conv2d_transpose, depthwise, group_conv2d
+from tests.relax.fused import TARGETS, kernels, run
+from tvm_pipeline_kernels.relax.schedules import conv2d, conv2d_transpose, depthwise, group_conv2d
 from tvm_pipeline_kernels.relax.schedules.epilogue import RULE
+from tvm_pipeline_tvm.kernel_sets import relax_kernels
 
 IMAGE = (1, 2, 8, 13, 16)
 SAME = (1, 1), (1, 1, 1, 1), (1, 1)
@@ -59,3 +61,32 @@ def test_what_follows_is_in_the_same_kernel(
     blocks = s.get_child_blocks(s.get_sblock("root"))
     assert [s.get(block).annotations[RULE] for block in blocks if RULE in s.get(block).annotations] == [rule.NAME]
     assert len(blocks) > 2
+
+
+@pytest.mark.parametrize("reads_inside", [False, True])
+def test_what_has_another_shape_is_a_pass_in_vectors(reads_inside: bool) -> None:
+    """As in a squeeze-and-excitation block: a number for each channel, and the image that it multiplies."""
+    draw = np.random.default_rng(0)
+    few, image, weights = (
+        draw.standard_normal(shape).astype("float32") for shape in ((1, 2, 1, 1, 16), IMAGE, (2, 2, 1, 1, 16, 16))
+    )
+
+    def build(builder: Any, x: Any, image: Any) -> Any:
+        layer = builder.call_te(conv2d.compute, x, relax.const(weights), (1, 1), (0, 0, 0, 0), (1, 1))
+        sums = builder.emit(layer)
+        gate = builder.emit(relax.op.clip(builder.emit(relax.op.add(sums, relax.const(1.0))), 0, 6))
+        scaled = builder.emit(relax.op.multiply(gate, image))
+        return builder.emit(relax.op.add(scaled, sums) if reads_inside else relax.op.nn.relu(scaled))
+
+    found, rules = run(build, [few, image], TARGETS[0])
+    assert rules == ["conv2d"]
+    [fused] = [
+        each
+        for each in kernels(build, [few, image], TARGETS[0]).functions.values()
+        if isinstance(each, tvm.tirx.PrimFunc)
+    ]
+    kernel, _ = relax_kernels().scheduled(fused, TARGETS[0])
+    assert kernel.script().count("T.vectorized") == 4  # of the sums' beginning, the sums, what stores them, the image
+    sums = np.einsum("ic,oixyck->ok", few[0, :, 0, 0], weights).reshape(1, 2, 1, 1, 16)
+    scaled = np.clip(sums + 1, 0, 6) * image
+    np.testing.assert_allclose(found, scaled + sums if reads_inside else np.maximum(scaled, 0), rtol=2e-5, atol=2e-5)

@@ -197,7 +197,9 @@ def _packed(weights: np.ndarray, choice: Choice) -> np.ndarray:
     from tvm_pipeline_kernels import winograd
     from tvm_pipeline_kernels.relax.schedules import conv2d
 
-    return winograd.packed(weights, choice[0], LANES) if is_winograd(choice) else conv2d.packed(weights, LANES, LANES)
+    if is_winograd(choice):
+        return winograd.packed(weights, choice[0], LANES, LANES)
+    return conv2d.packed(weights, LANES, LANES)
 
 
 def twice_as_fast(runners: Sequence[Runner]) -> tuple[Times, Times]:
