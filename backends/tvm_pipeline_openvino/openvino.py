@@ -50,11 +50,12 @@ class OpenvinoBackend(OnnxEngine):
 
     def refuses_slice(self, part: Model) -> str:
         """Return which operator OpenVINO would compute otherwise than ONNX says, and why; empty if none."""
+        from tvm_pipeline.frontends.onnx_folding import folded
         from tvm_pipeline.frontends.onnx_graph import OnnxGraph
         from tvm_pipeline_openvino.refused import refusals
 
         try:
-            return next(iter(refusals(OnnxGraph(part, narrow=False)).values()), "")
+            return next(iter(refusals(OnnxGraph(folded(part), narrow=False)).values()), "")
         except ModelError as error:
             return str(error)
 

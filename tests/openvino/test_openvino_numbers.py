@@ -23,6 +23,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlanError, RunError
+from tvm_pipeline.frontends.onnx_graph import OnnxGraph
 from tvm_pipeline_openvino import OpenvinoBackend
 
 DEVICE = Device("cpu0", "openvino", (), "CPU")
@@ -140,7 +141,7 @@ def _of_two(kind: str, dtype: str, **settings: object) -> tuple[Any, ...]:
         ),
         ((*_of_two("Greater", "uint32")[:2], {"z": (TensorProto.BOOL, (3,))}), "computes uint32 in int32"),
         (_of_two("Mul", "uint8"), "gives the largest uint8 where ONNX's numbers wrap around"),
-        (_of_two("Div", "int64"), r"computes int64 in float32, which is exact up to 2\*\*24"),
+        (_of_two("Div", "int64"), r"computes int64 in float32, and these may be larger than 2\*\*23"),
         (_of_two("BitShift", "uint8", direction="LEFT"), "shifts by a product in float32"),
         (
             (
@@ -161,18 +162,85 @@ def test_operators_that_are_refused(engine: OpenvinoBackend, parts: tuple[Any, .
 
 
 def test_the_others_of_a_model_stay_on_openvino(engine: OpenvinoBackend, caplog: pytest.LogCaptureFixture) -> None:
-    frame = {"x": np.arange(6, dtype=np.float32).reshape(1, 6)}
-    nodes = [node("Sin", ["x"], ["s"]), node("ArgMax", ["s"], ["a"], axis=1), node("Div", ["a", "four"], ["y"])]
-    model = model_of(nodes, frame, {"y": (TensorProto.INT64, (1, 1))}, {"four": np.array([4])})
+    frame = {"x": np.arange(6)}
+    nodes = [node("Neg", ["x"], ["n"]), node("Reshape", ["n", "column"], ["c"]), node("Div", ["c", "four"], ["y"])]
+    constants = {"column": np.array([6, 1]), "four": np.array([4])}
+    model = model_of(nodes, frame, {"y": (TensorProto.INT64, (6, 1))}, constants)
     with closing(engine.compile(model, [DEVICE])) as compiled:
         assert "OpenVINO runs 2 of 3 operators, and leaves others to other engines: operator Div" in caplog.text
         names = compiled.computes(DEVICE)
-        assert names == ["sin_0", "argmax_1"]
+        assert names == ["neg_0", "reshape_1"]
         compiled.stage(names, DEVICE).close()
         with pytest.raises(PlanError, match=r"cannot compute operator div_2 of net: operator Div \(output y\)"):
             compiled.stage(["div_2"], DEVICE)
         assert np.isnan(compiled.time_operators(DEVICE, 1)[0]).tolist() == [False, False, True]
         assert engine.refuses(model).startswith("operator Div")
+
+
+MOST = 2**23
+BY = 1, 2, 3, 80, 8400, MOST - 1, MOST, -1, -3, -8400, -MOST
+
+
+def _integers(x: Array, factor: int = 128) -> tuple[list[Any], dict[str, Array], dict[str, Array]]:
+    """Return nodes that make x of a byte and 16 bits, with their frame and their constants.
+
+    What is known of x is that it is within 128 + factor * (2**16 - 1).
+    """
+    high = np.minimum(abs(x) // factor, 2**16 - 1)
+    sign = np.array(-1 if x.min() < 0 else 1, x.dtype)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    nodes = [
+        *(node("Cast", [name], [f"{name} wide"], to=kind) for name in ("high", "low")),
+        node("Mul", ["high wide", "factor"], ["much"]),
+        node("Add", ["low wide", "much"], ["x"]),
+    ]
+    frame = {"high": high.astype(np.uint16), "low": (x - sign * high * factor).astype(np.int8)}
+    return nodes, frame, {"factor": sign * np.array(factor, x.dtype)}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_that_it_computes_rightly(engine: OpenvinoBackend, sign: int, dtype: str) -> None:
+    draw = np.random.default_rng(0)
+    multiples = np.concatenate([draw.integers(0, MOST // abs(by), 500, endpoint=True) * abs(by) for by in BY])
+    ends = np.arange(MOST - 500, MOST + 1)
+    x = np.unique(np.clip([*multiples, *(multiples - 1), *(multiples + 1), *ends, *range(500)], 0, MOST - (sign > 0)))
+    x = (sign * x).astype(dtype)
+    nodes, frame, constants = _integers(x)
+    constants |= {str(by): np.array(by, dtype) for by in (*BY, -7)}
+    wanted = {"Relu": np.maximum(x, 0), "Clip": np.clip(x, -7, 8400), "ReduceMax": x.max(), "ReduceMin": x.min()}
+    nodes += [node("Relu", ["x"], ["Relu"]), node("Clip", ["x", "-7", "8400"], ["Clip"])]
+    nodes += [node(kind, ["x"], [kind], keepdims=0) for kind in ("ReduceMax", "ReduceMin")]
+    for by in BY:
+        wanted |= {f"x / {by}": np.trunc(x / by), f"x mod {by}": np.mod(x, by), f"x fmod {by}": np.fmod(x, by)}
+        nodes.append(node("Div", ["x", str(by)], [f"x / {by}"]))
+        nodes += [node("Mod", ["x", str(by)], [f"x {'f' * fmod}mod {by}"], fmod=fmod) for fmod in (0, 1)]
+    outputs = {name: (helper.np_dtype_to_tensor_dtype(x.dtype), array.shape) for name, array in wanted.items()}
+    for name, found in zip(wanted, computed(engine, model_of(nodes, frame, outputs, constants), frame), strict=True):
+        np.testing.assert_array_equal(found, wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(128, ""), (129, "operator Div (output y): OpenVINO computes int64")])
+def test_integers_are_given_to_it_up_to_a_bound(engine: OpenvinoBackend, factor: int, reason: str) -> None:
+    """The bound is 128 * (2**16 - 1) + 128, which is 2**23, and then more."""
+    nodes, frame, constants = _integers(np.arange(6), factor)
+    nodes.append(node("Div", ["x", "7"], ["y"]))
+    model = model_of(nodes, frame, {"y": (TensorProto.INT64, (6,))}, {**constants, "7": np.array(7)})
+    assert engine.refuses(model)[: len(reason)] == reason
+    assert bool(engine.refuses(model)) == bool(reason)
+
+
+def test_a_part_that_begins_behind_the_indices(engine: OpenvinoBackend) -> None:
+    """It has their bound from the whole model; a file of the same operator alone, as a user may have one, has none."""
+    frame = {"x": np.random.default_rng(0).standard_normal(900).astype(np.float32)}
+    nodes = [node("TopK", ["x", "k"], ["values", "places"]), node("Mod", ["places", "3"], ["y"])]
+    constants = {"k": np.array([300]), "3": np.array(3)}
+    part = OnnxGraph(model_of(nodes, frame, {"y": (TensorProto.INT64, (300,))}, constants)).cut(["mod_1"]).model
+    assert engine.refuses_slice(part) == ""
+    places = np.arange(600, 900)
+    np.testing.assert_array_equal(computed(engine, part, {"places": places})[0], places % 3)
+    alone = model_of(nodes[1:], {"places": places}, {"y": (TensorProto.INT64, (300,))}, constants)
+    assert engine.refuses_slice(alone).startswith("operator Mod")
 
 
 def test_an_operator_inside_a_function_is_refused(engine: OpenvinoBackend) -> None:

@@ -7,6 +7,7 @@ onnx_known.py         what is known of their tensors before they run
 onnx_inlining.py      nodes of a subgraph become nodes of the graph around it
 onnx_types.py         numpy's names of the types of their tensors
 onnx_graph.py         an ONNX file as an operator graph, and cut into files
+onnx_magnitudes.py    how large the integers of its tensors can be
 onnx_model.py         an ONNX file as a compiled model, for backends that run it as it is
 onnx_engine.py        the bases of a backend that is an engine for ONNX files, and of its models
 onnx_folding.py       constants, and what depends on shapes alone, as weights

@@ -20,9 +20,11 @@ from tvm_pipeline.core.number_types import NARROW, type_fault
 from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.topology import find_cycle, successors, topological_order
 from tvm_pipeline.errors import GraphError, ModelError
+from tvm_pipeline.frontends.onnx_magnitudes import magnitudes
 from tvm_pipeline.frontends.onnx_types import numpy_name, onnx_type
 
 _MOST_ELEMENTS = 1024  # of a weight whose values may say a shape
+_BOUND = "tvm_pipeline.magnitude."  # and the name of an input: a key of the metadata of a part
 _NO_WORK = ("reshape", "squeeze", "unsqueeze", "flatten", "identity", "shape")
 
 
@@ -38,6 +40,8 @@ class OnnxGraph:
     Attributes:
         graph: the operator graph; operators are called by the kind and the index of their first node, `conv_7`.
         indices: of the nodes of each operator, in the order of the file.
+        magnitudes: bounds on the absolute values of tensors of int32 and int64. A part has those of its inputs in its
+            metadata, so that an engine refuses an operator alone for the reason for which it does so in the whole.
 
     Raises:
         ModelError: onnx cannot infer the file's types, or an output has no fixed extents or is no tensor.
@@ -61,6 +65,9 @@ class OnnxGraph:
         self._dtypes |= {name: numpy_name(constant.data_type) for name, constant in self._constants.items()}
         self.indices: dict[str, list[int]] = {}
         self.graph = self._read()
+        bounds = [entry for entry in proto.metadata_props if entry.key.startswith(_BOUND)]
+        known = {entry.key.removeprefix(_BOUND): float(entry.value) for entry in bounds}
+        self.magnitudes = magnitudes(self, known)
 
     def nodes(self, operator: str) -> list[Any]:
         """Return the nodes that an operator stands for, in the order of the file."""
@@ -103,10 +110,15 @@ class OnnxGraph:
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
         """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
+        from onnx import helper
+
         check_stage(self.graph, operators)
         inputs, outputs = slice_ends(self.graph, operators)
         first = next(operator.name for operator in self.graph.operators if operator.name in operators)
-        content = self.part(operators).SerializeToString(deterministic=True)
+        part, read = self.part(operators), [tensor.name for tensor in inputs]
+        bounds = {f"{_BOUND}{name}": str(self.magnitudes[name]) for name in read if name in self.magnitudes}
+        helper.set_model_props(part, bounds)
+        content = part.SerializeToString(deterministic=True)
         return ModelSlice(Model(f"{self.source.name}_from_{first}", "onnx", content, inputs), outputs)
 
     def part(self, operators: Collection[str], outputs: Sequence[Tensor] | None = None) -> Any:
