@@ -5,25 +5,15 @@ Next: `onnxruntime_model.py`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.backends.cores import check_cores, processor
 from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
-from tvm_pipeline.backends.trial import Trial
-from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import PlatformError, RunError, nearest
+from tvm_pipeline.errors import PlatformError, nearest
 from tvm_pipeline.frontends.onnx_engine import OnnxEngine
-
-if TYPE_CHECKING:
-    from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
-
-_log = logging.getLogger(__name__)
 
 TARGET = "cpu"
 # The packages that bring providers; those that replace onnxruntime are marked by a star.
@@ -44,19 +34,13 @@ PACKAGES = {
 class OnnxruntimeBackend(OnnxEngine):
     """onnxruntime on CPU cores of this machine."""
 
-    name = engine = "onnxruntime"
+    name = engine = title = "onnxruntime"
+    target = TARGET
     packages = ("onnxruntime", "onnx")
     fastest_target = "cpu optimization=all"
+    models = "tvm_pipeline_onnxruntime.onnxruntime_model:OnnxruntimeModel"
+    child = "tvm_pipeline_onnxruntime.providers:serve"
     takes_narrow = True
-
-    def __init__(self) -> None:
-        self._trial = Trial("tvm_pipeline_onnxruntime.providers:serve")
-        self._providers: list[str] | None = None
-
-    def model_type(self) -> type[OnnxruntimeModel]:
-        from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
-
-        return OnnxruntimeModel
 
     def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
         self.check_installed()
@@ -73,7 +57,7 @@ class OnnxruntimeBackend(OnnxEngine):
             return replace(device, target=device.target or TARGET)
         if device.cores:
             check_cores(device)
-        known = self._found()
+        known = self.listed()
         if provider not in known:
             has = ", ".join((TARGET, *known))
             advice = _missing(provider, known)
@@ -84,31 +68,13 @@ class OnnxruntimeBackend(OnnxEngine):
     def left_out(self) -> Sequence[str]:
         if any(find_spec(package) is None for package in self.packages):
             return ()
-        return [f"onnxruntime has {name}: to use it, name it as `target` in a platform file" for name in self._found()]
+        return [f"onnxruntime has {name}: to use it, name it as `target` in a platform file" for name in self.listed()]
 
     def describe(self, device: Device) -> str:
         return processor() if parsed_target(device.target)[0] == TARGET else ""
 
     def precision(self, device: Device) -> str:
         return provider_precision(device.target)
-
-    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OnnxruntimeModel:
-        self.check_format(model)
-        _log.info(f"{model.name} for onnxruntime")
-        targets = dict.fromkeys(device.target for device in devices)
-        return self.model_type().compile(model, order, targets, self._trial)
-
-    def close(self) -> None:
-        self._trial.close()
-
-    def _found(self) -> Sequence[str]:
-        """Return the providers beside the CPU's; raise PlatformError where onnxruntime cannot be used."""
-        try:
-            if self._providers is None:
-                self._providers = self._trial.ask([])
-        except RunError as error:
-            raise PlatformError(f"onnxruntime cannot list its providers: {error}") from error
-        return self._providers
 
 
 def provider_precision(target: str) -> str:

@@ -25,9 +25,8 @@ from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.number_types import NARROW, packed, packed_bits, unpacked
-from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlanError, RunError
+from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline.frontends.onnx_types import onnx_type
 from tvm_pipeline_onnxruntime.sessions import CORES, error_reason, optimised, session
@@ -47,14 +46,10 @@ class OnnxruntimeModel(EngineModel):
         self._refused: dict[str, Mapping[str, str]] = {}  # by target, operators with the reason
         self._sessions: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
         self._lock = threading.Lock()  # over these
-        self._timer = OperatorTimer(self.graph, self._stage_here, self.values)
+        self._timer = OperatorTimer(self.graph, super().stage, self.values)
 
     @classmethod
     def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OnnxruntimeModel:
-        """Return any ONNX model for stages; raise ModelError where onnxruntime refuses it, or it cannot be cut.
-
-        What a provider does not claim, or claims and cannot compute, is found by `trial` and left out of `computes`.
-        """
         found = cls(Model(model.name, "onnx", optimised(model), model.inputs), order)
         found.refuse({target: found._tried(target, trial) for target in targets if not _is_own(target)})
         return found
@@ -82,22 +77,11 @@ class OnnxruntimeModel(EngineModel):
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage. The threads of a provider with cores are held there by a process that has no others."""
         if _is_own(device.target) or not device.cores or set(device.cores) == CORES:
-            return self._stage_here(operators, device)
-        self._check(operators, device)
+            return super().stage(operators, device)
         return self.isolated_stage(operators, device)
 
-    def _stage_here(self, operators: Sequence[str], device: Device) -> StageRunner:
-        self._check(operators, device)
-        return super().stage(operators, device)
-
-    def _check(self, operators: Sequence[str], device: Device) -> None:
-        for name, reason in self._refused.get(device.target, {}).items():
-            if name in operators:
-                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
-
-    def computes(self, device: Device) -> list[str]:
-        refused = self._refused.get(device.target, {})
-        return [operator.name for operator in self.graph.operators if operator.name not in refused]
+    def refusals(self, device: Device) -> Mapping[str, str]:
+        return self._refused.get(device.target, {})
 
     def refuse(self, refused: Refused) -> None:
         self._refused |= refused
@@ -148,11 +132,9 @@ class OnnxruntimeModel(EngineModel):
         """
         if not _is_own(device.target):
             seconds = self._timer.seconds(device, repeats)
-            seconds[:, [self.graph.edges.index[name] for name in self._refused.get(device.target, ())]] = np.nan
+            seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
             return seconds
-        content = self.numbered()
-        ends = slice_ends(self.graph, [operator.name for operator in self.graph.operators])
-        taken, given = (tuple(map(Port.of, tensors)) for tensors in ends)
+        content, (taken, given) = self.numbered(), self.ends()
         frame, results = list(map(noise, taken)), [port.buffer() for port in given]
         with tempfile.TemporaryDirectory() as folder:
             made = session(self.graph.name, content, device.cores, profile=Path(folder) / "profile")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
-from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlatformError, RunError
+from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.frontends.onnx_engine import OnnxEngine
-
-if TYPE_CHECKING:
-    from tvm_pipeline_openvino.openvino_model import OpenvinoModel
-
-_log = logging.getLogger(__name__)
 
 CPU = "CPU"
 # Of one of OpenVINO's devices: its full name, and the properties that can be set.
@@ -34,16 +26,10 @@ class OpenvinoBackend(OnnxEngine):
     """OpenVINO on this machine."""
 
     name = engine = "openvino"
+    title, target = "OpenVINO", CPU
     packages = ("openvino", "onnx")
-
-    def __init__(self) -> None:
-        self._trial = Trial("tvm_pipeline_openvino.stages:serve")
-        self._devices: dict[str, Known] = {}
-
-    def model_type(self) -> type[OpenvinoModel]:
-        from tvm_pipeline_openvino.openvino_model import OpenvinoModel
-
-        return OpenvinoModel
+    models = "tvm_pipeline_openvino.openvino_model:OpenvinoModel"
+    child = "tvm_pipeline_openvino.stages:serve"
 
     def refuses(self, model: Model) -> str:
         return super().refuses(model) or self.refuses_slice(model)
@@ -61,7 +47,7 @@ class OpenvinoBackend(OnnxEngine):
 
     def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
         """Return a device on the cores of each of `beside`, and the GPUs and NPUs that OpenVINO finds."""
-        found = self._found()
+        found = self.listed()
         cores = [Device(device.name, self.name, device.cores, CPU) for device in beside if CPU in found]
         return [*cores, *(Device(name.lower(), self.name, (), name) for name in found if name != CPU)]
 
@@ -80,28 +66,10 @@ class OpenvinoBackend(OnnxEngine):
     def precision(self, device: Device) -> str:
         return "float16" if "f16" in device.target or device.target.startswith("NPU") else "float32"
 
-    def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> OpenvinoModel:
-        self.check_format(model)
-        _log.info(f"{model.name} for OpenVINO")
-        targets = dict.fromkeys(device.target for device in devices) or [CPU]
-        return self.model_type().compile(model, order, targets, self._trial)
-
-    def close(self) -> None:
-        self._trial.close()
-
-    def _found(self) -> Mapping[str, Known]:
-        """Return the devices that OpenVINO finds, by its names; raise PlatformError where it cannot be used."""
-        self.check_installed()
-        try:
-            self._devices = self._devices or self._trial.ask([])
-        except RunError as error:
-            raise PlatformError(f"OpenVINO cannot list its devices: {error}") from error
-        return self._devices
-
     def _known(self, device: Device) -> dict[str, Known]:
         """Return OpenVINO's devices that a target names, `HETERO:GPU,CPU` two; raise PlatformError if one is not."""
         target, _ = parsed_target(device.target)
-        known, found = {}, self._found()
+        known, found = {}, self.listed()
         for name in target.rpartition(":")[2].split(","):
             # It calls the only GPU `GPU`, and the first of several `GPU.0`.
             here = [key for key in (name, f"{name}.0", name.removesuffix(".0")) if key in found]

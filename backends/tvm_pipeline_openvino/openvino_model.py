@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,8 @@ from tvm_pipeline.backends.contract import Order, Port, Seconds, StageRunner
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlanError, RunError
+from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline.frontends.onnx_folding import folded
 from tvm_pipeline_openvino.refused import refusals
@@ -44,10 +43,6 @@ class OpenvinoModel(EngineModel):
 
     @classmethod
     def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OpenvinoModel:
-        """Return any ONNX model for stages; raise ModelError where OpenVINO refuses it, or it cannot be cut.
-
-        What OpenVINO computes otherwise than ONNX says (`refused.py`) is left out of `computes`.
-        """
         model = folded(model)
         whole, layers = cls(model, order), []
         refused, count = list(whole._refused.values()), len(whole.graph)
@@ -58,8 +53,7 @@ class OpenvinoModel(EngineModel):
                 f"{model.name}: OpenVINO runs {count - len(refused)} of {count} operators, and leaves others to other "
                 f"engines: {refused[0]}; name tvm or onnxruntime in `engines`, too"
             )
-        ends = slice_ends(whole.graph, [operator.name for operator in whole.graph.operators])
-        ports = [tuple(map(Port.of, tensors)) for tensors in (*ends, whole.graph.tensors.values())]
+        ports = *whole.ends(), tuple(map(Port.of, whole.graph.tensors.values()))
         for target in targets:
             try:
                 layers += trial.ask((model.name, target, *ports), whole.numbered(prefix=NODE))
@@ -72,20 +66,23 @@ class OpenvinoModel(EngineModel):
         left = ([node for node in nodes if node not in alone] for nodes in joined)
         return cls(model, order, [nodes for nodes in left if len(nodes) > 1])
 
-    def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> OpenvinoStage:
-        return self._made(content, inputs, outputs, device, False)
+    def runner(
+        self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device, timed: bool = False
+    ) -> OpenvinoStage:
+        key = hashlib.sha256(content).digest(), device, timed  # requests of one compiled model wait for each other
+        self._kept[key] = self._kept.pop(key, None) or compiled(self.graph.name, content, device, timed)
+        while len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return OpenvinoStage(self.graph.name, self._kept[key], inputs, outputs, device)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage. OpenVINO's threads are one pool of a process, so several cores, but not all, take a process."""
-        for name, reason in self._refused.items():
-            if name in operators:
-                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
         if len(device.cores) < 2 or set(device.cores) == CORES:
             return super().stage(operators, device)
         return self.isolated_stage(operators, device)
 
-    def computes(self, device: Device) -> list[str]:
-        return [operator.name for operator in self.graph.operators if operator.name not in self._refused]
+    def refusals(self, device: Device) -> Mapping[str, str]:
+        return self._refused
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as OpenVINO counts those of its layers.
@@ -93,9 +90,7 @@ class OpenvinoModel(EngineModel):
         What belongs to no operator, such as changes of layout, is divided among all by their multiply-accumulates. So
         is all of a device that counts nothing.
         """
-        ends = slice_ends(self.graph, [operator.name for operator in self.graph.operators])
-        taken, given = (tuple(map(Port.of, tensors)) for tensors in ends)
-        stage = self._made(self.numbered(prefix=NODE), taken, given, device, True)
+        stage = self.runner(self.numbered(prefix=NODE), *self.ends(), device, timed=True)
         inputs, outputs = list(map(noise, stage.inputs)), [port.buffer() for port in stage.outputs]
         layers = stage.layers()
         owner = {node: index for index, name in enumerate(self.file.indices) for node in self.file.indices[name]}
@@ -118,12 +113,3 @@ class OpenvinoModel(EngineModel):
     def close(self) -> None:
         self._kept.clear()
         super().close()
-
-    def _made(
-        self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device, timed: bool
-    ) -> OpenvinoStage:
-        key = hashlib.sha256(content).digest(), device, timed  # requests of one compiled model wait for each other
-        self._kept[key] = self._kept.pop(key, None) or compiled(self.graph.name, content, device, timed)
-        while len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return OpenvinoStage(self.graph.name, self._kept[key], inputs, outputs, device)

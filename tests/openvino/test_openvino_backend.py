@@ -240,7 +240,7 @@ def with_intel(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenvinoBackend]:
         "GPU.1": ("Intel(R) Arc(TM) A770 Graphics (dGPU)", ["INFERENCE_PRECISION_HINT"]),
         "NPU": ("Intel(R) AI Boost", ["NPU_COMPILER_TYPE"]),
     }
-    monkeypatch.setattr(fresh, "_devices", listed)
+    monkeypatch.setattr(fresh, "_listed", listed)
     yield fresh
     fresh.close()
 
