@@ -66,22 +66,18 @@ def _reasons(node: Any, file: OnnxGraph) -> Iterator[str]:
 
 def _settings(node: Any, file: OnnxGraph) -> Iterator[str]:
     """Yield reasons that are in the kind and the attributes of a node, and in which inputs it has."""
-    settings = {attribute.name: attribute for attribute in node.attribute}
+    from onnx import helper
+
+    settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
     def has(index: int) -> bool:
         return len(node.input) > index and bool(node.input[index])
 
-    def number(name: str, default: int = 0) -> int:
-        return int(settings[name].i) if name in settings else default
-
-    def text(name: str) -> str:
-        return str(settings[name].s.decode()) if name in settings else ""
-
     match node.op_type:
         case "Attention":
-            if number("left_window_size", -1) >= 0 or number("right_window_size", -1) >= 0:
+            if settings.get("left_window_size", -1) >= 0 or settings.get("right_window_size", -1) >= 0:
                 yield "ignores the window"
-            if number("is_causal") and has(4):
+            if settings.get("is_causal") and has(4):
                 yield "lays the causal mask otherwise where there are keys of the past"
         case "BitShift":
             yield "shifts by a product in float32"
@@ -93,15 +89,16 @@ def _settings(node: Any, file: OnnxGraph) -> Iterator[str]:
             yield "gives a finite number for the extreme of nothing"
         case "Resize":
             for name in ("antialias", "exclude_outside"):
-                if number(name):
+                if settings.get(name):
                     yield f"computes {name} otherwise"
-            if text("keep_aspect_ratio_policy") not in ("", "stretch"):
+            if settings.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
                 yield "reads behind the input with keep_aspect_ratio_policy"
-            if text("coordinate_transformation_mode") == "align_corners" and has(2) and not _is_whole(node, file):
+            aligned = settings.get("coordinate_transformation_mode") == b"align_corners"
+            if aligned and has(2) and not _is_whole(node, file):
                 yield "computes align_corners otherwise where a scale gives no whole extent"
-        case "RoiAlign" if text("mode") == "max":
+        case "RoiAlign" if settings.get("mode") == b"max":
             yield "computes mode max otherwise"
-        case "SpaceToDepth" if text("mode") == "CRD":
+        case "SpaceToDepth" if settings.get("mode") == b"CRD":
             yield "ignores mode CRD"
         case "Tile" if file.constant(node.input[1]) is None:
             yield "reads other memory where the repeats are no constant"
