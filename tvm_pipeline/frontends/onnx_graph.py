@@ -65,8 +65,8 @@ class OnnxGraph:
         self._dtypes |= {name: numpy_name(constant.data_type) for name, constant in self._constants.items()}
         self.indices: dict[str, list[int]] = {}
         self.graph = self._read()
-        bounds = [entry for entry in proto.metadata_props if entry.key.startswith(_BOUND)]
-        known = {entry.key.removeprefix(_BOUND): float(entry.value) for entry in bounds}
+        bounds = {each.key.removeprefix(_BOUND): each.value for each in proto.metadata_props if _BOUND in each.key}
+        known = {name: float(bound) for name, bound in bounds.items() if bound.replace(".", "", 1).isdecimal()}
         self.magnitudes = magnitudes(self, known)
 
     def nodes(self, operator: str) -> list[Any]:
