@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_pipeline import frontends
-from tvm_pipeline_kernels.relax.gpu_tiles import gpu_of, resident_blocks
+from tvm_pipeline_kernels.gpu_tiles import gpu_of, resident_blocks
 from tvm_pipeline_tvm.relax.build import functions_of
 from tvm_pipeline_tvm.relax.cuda_kernels import cuda_target, write_cuda_kernels
 from tvm_pipeline_tvm.relax.gpu_schedules import gpu_fused, gpu_kernels

@@ -18,7 +18,6 @@ legalizations.py  products of matrices and softmax, made by the rules that sched
 schedules/        schedules of our own for CPU cores
 gpu_rules.py      rules of convolutions and pools for GPUs
 gpu_conv2d.py     a convolution on a GPU
-gpu_tiles.py      the tiles of a convolution on a GPU
 
 This needs the extra `tvm`, in an environment without Relay; an import elsewhere says what to install.
 """

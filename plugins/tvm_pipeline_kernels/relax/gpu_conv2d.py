@@ -16,47 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_pipeline_kernels.relax.gpu_tiles import SKEW, WARP, Gpu, Tile, best_tile
+from tvm_pipeline_kernels.gpu_tiles import SKEW, WARP, Extents, Gpu, GpuTile, best_tile
 
 # With fewer output channels in a group, numbers of the image in shared memory would be used too seldom.
 FEWEST_ROWS = 8
 _MOST_UNROLLED = 512  # statements of a loop nest that are written out
 _THREADS = 128
-
-
-class Extents(NamedTuple):
-    """The extents of a convolution's loops.
-
-    Attributes:
-        images: how many.
-        groups: of channels.
-        outputs: output channels of a group.
-        pixels: rows and columns of the output, as many numbers as the image has dimensions.
-        channels: input channels of a group.
-        window: rows and columns of the kernel.
-    """
-
-    images: int
-    groups: int
-    outputs: int
-    pixels: tuple[int, ...]
-    channels: int
-    window: tuple[int, ...]
-
-    @property
-    def columns(self) -> int:
-        """Pixels of all output images."""
-        return self.images * prod(self.pixels)
-
-    @property
-    def terms(self) -> int:
-        """Terms of a sum."""
-        return self.channels * prod(self.window)
 
 
 def convolution_of(s: s_tir.Schedule) -> tuple[SBlockRV, Extents] | None:
@@ -83,7 +52,7 @@ def convolution_of(s: s_tir.Schedule) -> tuple[SBlockRV, Extents] | None:
     return found[0], extents
 
 
-def as_product(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu, tile: Tile | None = None) -> None:
+def as_product(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu, tile: GpuTile | None = None) -> None:
     """Schedule a convolution as a product of two matrices in tiles.
 
     Raises:
@@ -166,7 +135,7 @@ def _merged(places: Sequence[int], axes: Sequence[Sequence[int]], sizes: Sequenc
 
 
 def _through_shared(
-    s: s_tir.Schedule, anchor: SBlockRV, index: int, step: object, term: object, tile: Tile, terms: int
+    s: s_tir.Schedule, anchor: SBlockRV, index: int, step: object, term: object, tile: GpuTile, terms: int
 ) -> None:
     """Have all threads bring a tile of a matrix into shared memory, and each what it needs into registers."""
     own = s.cache_read(anchor, index, "local")

@@ -9,6 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_kernels.gpu_tiles import FEWEST_THREADS, Gpu, gpu_of, opencl_gpu
 from tvm_pipeline_kernels.relax.gpu_conv2d import (
     FEWEST_ROWS,
     as_product,
@@ -17,7 +18,6 @@ from tvm_pipeline_kernels.relax.gpu_conv2d import (
     convolution_of,
     window_of,
 )
-from tvm_pipeline_kernels.relax.gpu_tiles import FEWEST_THREADS, Gpu, gpu_of, opencl_gpu
 
 
 def by_convolution(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str] | None:

@@ -16,8 +16,8 @@ from tvm.relax.op import nn
 from tests.relax.fused import module_of
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_kernels.gpu_tiles import GpuTile, gpu_of
 from tvm_pipeline_kernels.relax.gpu_conv2d import as_product, convolution_of
-from tvm_pipeline_kernels.relax.gpu_tiles import Tile, gpu_of
 from tvm_pipeline_tvm.devices.device_arrays import part
 from tvm_pipeline_tvm.relax.build import functions_of
 from tvm_pipeline_tvm.relax.cuda_kernels import cuda_target, load_cuda_kernels, write_cuda_kernels
@@ -233,8 +233,8 @@ def test_kernels_compute_what_numpy_does(
     assert np.isnan(memory.numpy()[right.size :]).all(), "it writes beyond its result"
 
 
-@pytest.mark.parametrize("tile", [Tile(16, 32, 8, 2, 4), Tile(64, 32, 16, 8, 4), Tile(32, 16, 32, 4, 1)])
-def test_tiles_of_every_shape(tile: Tile, tmp_path: Path, software_cuda: SoftwareCuda, own_cache: Path) -> None:
+@pytest.mark.parametrize("tile", [GpuTile(16, 32, 8, 2, 4), GpuTile(64, 32, 16, 8, 4), GpuTile(32, 16, 32, 4, 1)])
+def test_tiles_of_every_shape(tile: GpuTile, tmp_path: Path, software_cuda: SoftwareCuda, own_cache: Path) -> None:
     """A tile need not divide the outputs, the pixels or the terms."""
     module = gpu_fused(
         module_of(lambda emit, x, w: emit(nn.conv2d(x, w, padding=1)), (1, 5, 9, 9), (44, 5, 3, 3)), ORIN

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_pipeline_kernels.relax.gpu_tiles import MOST_SHARED_BYTES, best_tile, gpu_of, resident_blocks, tiles
+from tvm_pipeline_kernels.gpu_tiles import MOST_SHARED_BYTES, best_tile, gpu_of, resident_blocks, tiles
 
 EXTENTS = {
     "groups": st.integers(1, 32),

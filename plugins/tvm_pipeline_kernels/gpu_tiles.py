@@ -15,6 +15,7 @@ each of its threads adds up `thread_rows` x `thread_columns` sums in registers:
 
 No tile was ever measured on a GPU. The choice follows a model with published figures of the devices: blocks that are
 on a multiprocessor at the same time hide each other's loads, and where there are few of them the loads are waited for.
+Tuning measures others. A tile changes no value: each sum has the same terms in the same order, and zeros behind them.
 """
 
 from __future__ import annotations
@@ -85,7 +86,37 @@ def opencl_gpu(block_threads: int) -> Gpu:
     return Gpu(16, 1024, 16, block_threads=min(block_threads, 256), block_bytes=32 * 1024)
 
 
-class Tile(NamedTuple):
+class Extents(NamedTuple):
+    """The extents of a convolution's loops.
+
+    Attributes:
+        images: how many.
+        groups: of channels.
+        outputs: output channels of a group.
+        pixels: rows and columns of the output, as many numbers as the image has dimensions.
+        channels: input channels of a group.
+        window: rows and columns of the kernel.
+    """
+
+    images: int
+    groups: int
+    outputs: int
+    pixels: tuple[int, ...]
+    channels: int
+    window: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        """Pixels of all output images."""
+        return self.images * math.prod(self.pixels)
+
+    @property
+    def terms(self) -> int:
+        """Terms of a sum."""
+        return self.channels * math.prod(self.window)
+
+
+class GpuTile(NamedTuple):
     """What a block of threads and what one thread computes; see the module."""
 
     rows: int
@@ -121,13 +152,13 @@ _FUSED_PER_CYCLE = 128  # multiply-adds of a multiprocessor, by its four schedul
 _BUSY_WARPS = 8  # two for each scheduler: while one waits for shared memory, the other computes
 
 
-def tiles(outputs: int, pixels: int, terms: int, gpu: Gpu) -> Iterator[Tile]:
+def tiles(outputs: int, pixels: int, terms: int, gpu: Gpu) -> Iterator[GpuTile]:
     """Yield the tiles that may serve a convolution; there is one where blocks may have `FEWEST_THREADS`."""
     for per_thread in _PER_THREAD:
         for rows in (8, 16, 32, 64, 128):
             for columns in (16, 32, 64, 128):
                 for depth in (8, 16, 32):
-                    tile = Tile(rows, columns, depth, *per_thread)
+                    tile = GpuTile(rows, columns, depth, *per_thread)
                     if (
                         tile.threads in _THREADS
                         and tile.threads <= gpu.block_threads
@@ -141,7 +172,13 @@ def tiles(outputs: int, pixels: int, terms: int, gpu: Gpu) -> Iterator[Tile]:
                         yield tile
 
 
-def best_tile(groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> Tile:
+def ranked_tiles(groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> list[GpuTile]:
+    """Return the tiles that may serve a convolution, that of `best_tile`, which has the same arguments, first."""
+    able = tiles(outputs, pixels, terms, gpu)
+    return sorted(able, key=lambda tile: cycles(tile, groups, outputs, pixels, terms, gpu))
+
+
+def best_tile(groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> GpuTile:
     """Return the tile that should take the fewest cycles.
 
     Args:
@@ -157,7 +194,7 @@ def best_tile(groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> T
     return min(tiles(outputs, pixels, terms, gpu), key=lambda tile: cycles(tile, groups, outputs, pixels, terms, gpu))
 
 
-def cycles(tile: Tile, groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> float:
+def cycles(tile: GpuTile, groups: int, outputs: int, pixels: int, terms: int, gpu: Gpu) -> float:
     """Return about how many cycles a convolution takes.
 
     A step of a block is `depth` terms. The blocks of a multiprocessor take turns, so a step of all of them takes the
@@ -180,7 +217,7 @@ def _per_cycle(warps: float) -> float:
     return _FUSED_PER_CYCLE * min(1.0, warps / _BUSY_WARPS)
 
 
-def resident(tile: Tile, gpu: Gpu) -> int:
+def resident(tile: GpuTile, gpu: Gpu) -> int:
     """Return how many blocks of a tile a multiprocessor has at the same time, by all that limits them."""
     return max(1, resident_blocks(tile.threads, tile.registers, tile.shared_bytes, gpu))
 
