@@ -113,7 +113,7 @@ class RelayKernels(Kernels):
         host: str,
         seconds: float,
         known_as: str,
-        only: tuple[str, ...] | None = None,
+        only: Collection[Any] | None = None,
     ) -> TuningReport:
         """Search on a GPU.
 

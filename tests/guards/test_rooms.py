@@ -73,7 +73,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_tvm": 18_640,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_130,
-    "plugins/tvm_pipeline_kernels": 9870,
+    "plugins/tvm_pipeline_kernels": 9890,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3860,
     "plugins/tvm_pipeline_video": 14_370,

@@ -217,7 +217,7 @@ class GpuBackend(Backend):
                 "another environment"
             )
         kernels = relay_kernels()
-        only = None if guide is None else tuple(map(str, guide({})))
+        only = None if guide is None else guide({})
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
             return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, only)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +14,14 @@ from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_kernels.relay.schedules import own_schedules
 from tvm_pipeline_kernels.relay.schedules.choice_context import following
 from tvm_pipeline_kernels.relay.schedules.lowering import elementary_functions, marked_loops
-from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks
+from tvm_pipeline_kernels.relay.tuning import device_records, tasks
 from tvm_pipeline_kernels.relay.tuning.emitter import RelayEmitter
 from tvm_pipeline_kernels.tuning import tuner, tuning_records
+from tvm_pipeline_kernels.tuning.device_child import SearchRequest, tune_in_child
 from tvm_pipeline_tvm.devices.targets import has_own_memory
 from tvm_pipeline_tvm.kernel_sets import Choices, RelayKernels
+
+SERVE = "tvm_pipeline_kernels.relay.tuning.device_child:serve"  # the child that tunes for a GPU
 
 
 class OwnRelayKernels(RelayKernels):
@@ -61,9 +64,10 @@ class OwnRelayKernels(RelayKernels):
         host: str,
         seconds: float,
         known_as: str,
-        only: tuple[str, ...] | None = None,
+        only: Collection[Any] | None = None,
     ) -> TuningReport:
-        return device_child.tune_in_child(model, device, host, seconds, known_as, only)
+        wanted = None if only is None else tuple(map(str, only))
+        return tune_in_child(SERVE, SearchRequest(model, device, host, seconds, known_as, wanted))
 
     def tuning_records(self, target: str) -> list[bytes]:
         return tuning_records.lines_for(target)

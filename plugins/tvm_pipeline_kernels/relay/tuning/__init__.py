@@ -9,7 +9,7 @@ For GPUs:
 device_records.py     what was measured, for each target and GPU
 device_candidates.py  candidates compiled, run, compared bit for bit and timed
 device_tuner.py       the search: AutoTVM's, in the schedules that TOPI has templates for
-device_child.py       the process of the search, which may die or hang, and its parent
+device_child.py       what the process of the search does
 
 `schedules/device_choices.py` says which knobs a GPU's kernels have, and `build.py` applies the records to a model. No
 choice changes a value.

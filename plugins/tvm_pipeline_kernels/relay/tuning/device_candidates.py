@@ -21,6 +21,7 @@ from tvm_pipeline.files import cache_folder
 from tvm_pipeline_kernels.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
 from tvm_pipeline_kernels.relay.tuning.emitter import lowered, shapes_of
 from tvm_pipeline_kernels.tuning.candidates import Shapes
+from tvm_pipeline_kernels.tuning.device_child import DeviceLostError
 from tvm_pipeline_tvm.machine_code import load_kernels
 from tvm_pipeline_tvm.relay.fold import building
 from tvm_pipeline_tvm.tvm_errors import reason
@@ -195,10 +196,6 @@ class Bench:
                 tvm.nd.array(draw.standard_normal(shape).astype(dtype), self._device) for shape, dtype in shapes
             ]
         return self._arrays[shapes]
-
-
-class DeviceLostError(Exception):
-    """The device does no more work for this process."""
 
 
 class _OtherBitsError(Exception):

@@ -45,6 +45,7 @@ from tvm_pipeline_kernels.relay.tuning.device_records import (
 from tvm_pipeline_kernels.relay.tuning.runners import DeviceRunner
 from tvm_pipeline_kernels.relay.tuning.tasks import device_tasks_of, optimized
 from tvm_pipeline_kernels.tuning.candidates import Task
+from tvm_pipeline_kernels.tuning.device_child import CANDIDATE_S, COMPILE_S, PASS_S
 from tvm_pipeline_kernels.tuning.race import COMPARISONS, ROUNDS, Times, race, winners
 from tvm_pipeline_kernels.tuning.tuner import figures
 from tvm_pipeline_tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
@@ -66,7 +67,6 @@ _log = logging.getLogger(__name__)
 
 # Takes what is being tried, and the seconds within which something is said again; None where that may take any time.
 Trying = Callable[[Sequence["tuple[DeviceWorkload, DeviceChoice]"], "float | None"], None]
-COMPILE_S, CANDIDATE_S, PASS_S = 60.0, 30.0, 300.0  # that a batch, a candidate and a pass may take
 
 
 def tune_device(
