@@ -69,6 +69,24 @@ class Kernels:
         """Search on the core that the thread is bound to; see `Backend.tune`."""
         _refuse_to_tune(model)
 
+    def tune_gpu(
+        self,
+        model: Model,
+        device: Device,
+        host: str,
+        seconds: float,
+        known_as: str,
+        only: Collection[Any] | None = None,
+    ) -> TuningReport:
+        """Search on a GPU.
+
+        Args:
+            host: the target of the code that launches kernels.
+            known_as: what the driver calls the device.
+            only: the workloads to search; None for all.
+        """
+        _refuse_to_tune(model)
+
     def tuning_records(self, target: str) -> list[bytes]:
         """Return what tuning recorded for a target on this processor, for another machine that compiles for it."""
         return []
@@ -105,24 +123,6 @@ class RelayKernels(Kernels):
     def is_winograd(self, function: Any) -> bool:
         """Return whether a fused function is computed by Winograd's algorithm, whose rounding errors are its own."""
         return False
-
-    def tune_gpu(
-        self,
-        model: Model,
-        device: Device,
-        host: str,
-        seconds: float,
-        known_as: str,
-        only: Collection[Any] | None = None,
-    ) -> TuningReport:
-        """Search on a GPU.
-
-        Args:
-            host: the target of the code that launches kernels.
-            known_as: what the driver calls the device.
-            only: the workloads to search; None for all.
-        """
-        _refuse_to_tune(model)
 
 
 class RelaxKernels(Kernels):
@@ -169,15 +169,22 @@ class RelaxKernels(Kernels):
         return function, "default"
 
     def workload_of(self, function: Any) -> Any | None:
-        """Return what tuning calls a function of TIR before it is scheduled; None if tuning cannot make it faster."""
+        """Return what tuning calls a function of TIR; None if tuning cannot make it faster.
+
+        It is a function for CPU cores before it is scheduled, or one for GPUs that a rule has scheduled.
+        """
         return None
 
     def is_winograd(self, rule: str) -> bool:
         """Return whether the rule of this name computes a convolution by Winograd's algorithm."""
         return False
 
-    def gpu_rules(self) -> Sequence[GpuRule]:
-        """Return rules of fused functions for GPUs, which precede those of dlight, TVM's collection."""
+    def gpu_rules(self, choices: Choices) -> Sequence[GpuRule]:
+        """Return rules of fused functions for GPUs, which precede those of dlight, TVM's collection.
+
+        Args:
+            choices: of tuning.
+        """
         return ()
 
 

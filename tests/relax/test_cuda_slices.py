@@ -23,7 +23,7 @@ from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import GROUP
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import BundleError, PlatformError, RunError
+from tvm_pipeline.errors import BundleError, RunError
 from tvm_pipeline_tvm.devices.mirrors import shares_memory
 from tvm_pipeline_tvm.devices.releasing import wait_until_released
 from tvm_pipeline_tvm.gpu.detection import survey
@@ -252,9 +252,3 @@ class TestBackend:
         compiled.save(tmp_path)
         check_equal(whole(backend.load(tmp_path, [gpu]), gpu, frame), whole(compiled, gpu, frame), "loaded")
         compiled.close()
-
-    def test_what_relax_cannot_do_is_refused(self, model: Model) -> None:
-        backend = GpuBackend()
-        gpu = backend.settle(Device("gpu", "gpu", (), "cuda"))
-        with pytest.raises(PlatformError, match=r"cannot be tuned for: .*kernels for GPUs have fixed schedules"):
-            backend.tune(model, gpu, 1.0)

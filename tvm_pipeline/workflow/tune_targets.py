@@ -68,8 +68,8 @@ def tuners_of(platform: Platform) -> list[tuple[Device, Backend]]:
         listed = ", ".join(f"{device.name} (backend {device.backend})" for device in others)
         if not tuners:
             raise PlatformError(
-                f"{listed} cannot be tuned: `tune` measures CPU cores, and GPUs with Relay (backends host and gpu); "
+                f"{listed} cannot be tuned: `tune` measures CPU cores and GPUs (backends host and gpu); "
                 "leave `platform` out, or give one with such devices"
             )
-        _log.warning(f"not tuned: {listed}. `tune` measures CPU cores, and GPUs with Relay (backends host and gpu)")
+        _log.warning(f"not tuned: {listed}. `tune` measures CPU cores and GPUs (backends host and gpu)")
     return list(tuners.values())

@@ -32,7 +32,7 @@ from tvm_pipeline_tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
 from tvm_pipeline_tvm.gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_tvm.gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
 from tvm_pipeline_tvm.installed_ir import described_version, installed_ir, installed_model, lacks
-from tvm_pipeline_tvm.kernel_sets import relay_kernels
+from tvm_pipeline_tvm.kernel_sets import installed_kernels
 from tvm_pipeline_tvm.target_text import tvm_target
 
 if TYPE_CHECKING:
@@ -47,19 +47,12 @@ _POCL_THREADS = "POCL_MAX_PTHREAD_COUNT"
 _log = logging.getLogger(__name__)
 
 
-def _has_relay() -> bool:
-    try:
-        return installed_ir() == "relay"
-    except ImportError:
-        return False
-
-
 class GpuBackend(Backend):
     """GPUs of this machine, by CUDA and OpenCL."""
 
     name = "gpu"
     serves = (HOST,)
-    can_tune = _has_relay()
+    can_tune = True
 
     def detect(self) -> Sequence[Device]:
         """Return the GPUs; none without TVM, and none that is software, which is slower than the CPU itself."""
@@ -208,15 +201,9 @@ class GpuBackend(Backend):
 
         Raises:
             RunError: the GPU does not run the model, or too many candidates end the process that tries them.
-            PlatformError: Relax is installed, whose kernels for GPUs have fixed schedules.
+            PlatformError: the kernels that are installed cannot be tuned.
         """
-        if not self.can_tune:
-            raise PlatformError(
-                f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, whose kernels for "
-                "GPUs have fixed schedules. Compile without tuning, or run `pip install 'tvm-pipeline[relay]'` in "
-                "another environment"
-            )
-        kernels = relay_kernels()
+        kernels = installed_kernels()
         only = None if guide is None else guide({})
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
             return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, only)

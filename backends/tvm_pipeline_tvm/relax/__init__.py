@@ -37,6 +37,7 @@ What runs:
 
 call_loop.py          a slice that runs on CPU cores: a loop over compiled functions
 device_loop.py        a slice that runs on a device with memory of its own: what all have in common
+device_bench.py       functions on such a device by themselves, for tuning
 cuda_loop.py          such a slice on a CUDA device
 opencl_loop.py        and on an OpenCL device
 compiled.py           one library for each target under one operator graph

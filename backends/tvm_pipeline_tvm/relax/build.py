@@ -199,7 +199,8 @@ def build_library(
 
     Args:
         host: the target of the code that launches the kernels of a GPU.
-        choices: of tuning, by workload; without them, those recorded here that the model allows.
+        choices: of tuning, by workload; without them, those recorded here that the model allows. A GPU has its own
+            records, and this target does not say which GPU it is, so that it has none without them.
         elsewhere: the code runs on another machine alone, so it is not loaded here.
         integers: whether quantised layers are computed in integers; where the target is the only one without it.
 
@@ -212,14 +213,14 @@ def build_library(
     if model.tolerance:  # what runs elsewhere is not measured here
         described += f"|{model.tolerance:g}{' elsewhere' if elsewhere else ''}"
     if has_own_memory(target):
-        described += f"|{host}"
+        described += f"|{host}|workloads"  # which libraries of before GPUs were tuned do not tell
     if integers:
         described += "|integers"
     if relax_kernels().key:  # libraries of before there were guests have none
         described += f"|{relax_kernels().key}"
     plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
     if choices is None:
-        choices = relax_kernels().recorded(target, tolerance=model.tolerance)
+        choices = {} if has_own_memory(target) else relax_kernels().recorded(target, tolerance=model.tolerance)
 
     def write(folder: Path, own: Choices) -> tuple[Iterable[Any], Choices]:
         saved = compile_module(
@@ -331,7 +332,7 @@ def _written(
     workloads: dict[str, Any] = {}
     try:
         if has_own_memory(target):
-            flat, overwriting = _write_gpu(mod, target, host or "llvm", folder, rules)
+            flat, overwriting = _write_gpu(mod, target, host or "llvm", folder, rules, workloads, choices)
         else:
             flat, overwriting = _write_cpu(mod, target, folder, rules, workloads, tolerance, choices, storage)
     except ModelError as error:
@@ -403,19 +404,36 @@ def _write_cpu(
 
 
 def _write_gpu(
-    mod: tvm.IRModule, target: str, host: str, folder: Path, rules: dict[str, str]
+    mod: tvm.IRModule,
+    target: str,
+    host: str,
+    folder: Path,
+    rules: dict[str, str],
+    workloads: dict[str, Any],
+    choices: Choices,
 ) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
     """Compile for a GPU, on which no kernel is proven to overwrite what it reads."""
-    is_cuda = kind_of(target) == "cuda"
-    compiler = cuda_target(arch_of(target), tvm_target(host)) if is_cuda else opencl_target(target, tvm_target(host))
+    compiler = gpu_compiler(target, host)
     fused = gpu_fused(mod, compiler)
     flat = flat_module(fused)
-    functions = functions_of(gpu_kernels(fused, compiler, rules))
-    if is_cuda:
+    functions = functions_of(gpu_kernels(fused, compiler, rules, choices, workloads))
+    write_gpu_kernels(functions, compiler, folder, host)
+    return flat, {}
+
+
+def gpu_compiler(target: str, host: str) -> tvm.target.Target:
+    """Return TVM's target of a GPU whose kernels are launched by code for `host`."""
+    if kind_of(target) == "cuda":
+        return cuda_target(arch_of(target), tvm_target(host))
+    return opencl_target(target, tvm_target(host))
+
+
+def write_gpu_kernels(functions: tvm.IRModule, compiler: tvm.target.Target, folder: Path, host: str) -> None:
+    """Compile scheduled functions for a target of `gpu_compiler`, and write them into an existing folder."""
+    if compiler.kind.name == "cuda":
         write_cuda_kernels(functions, compiler, folder, host)
     else:
         write_opencl_kernels(functions, compiler, folder)
-    return flat, {}
 
 
 def slow_operators(library: Library) -> list[str]:

@@ -65,11 +65,13 @@ class RelaxModel(TvmModel[Library]):
             gpu = "kernels for GPUs read float32 alone; leave the device out, or leave `weights` out"
             if why := gpu if has_own_memory(one) else relax_kernels().refuses_weights(model.weights, one):
                 raise PlatformError(f"`weights` {model.weights} for the target `{one}`: {why}")
-        recorded = partial(relax_kernels().recorded, tolerance=model.tolerance, measured_on=processor)
-        choices = {one: recorded(one) if tuned and not has_own_memory(one) else {} for one in distinct}
         for target in targets:
             if has_own_memory(target) and compiler_target(target) not in elsewhere:
                 RelaxModel.ready_to_run(target)
+        recorded = partial(relax_kernels().recorded, tolerance=model.tolerance, measured_on=processor)
+        first = {compiler_target(target): target for target in reversed(targets)}
+        known = {one for one in distinct if tuned and not (has_own_memory(one) and one in elsewhere)}
+        choices = {one: recorded(first[one]) if one in known else {} for one in distinct}
         integers = in_integers(distinct)
         return [
             build_library(model, one, host, choices[one], elsewhere=one in elsewhere, integers=integers)

@@ -37,19 +37,23 @@ class CudaSlice(DeviceSlice):
 
         They are of the device's own clock where it is at hand, and else of the host's, with a wait for each call.
         """
-        clock, now = device_clock(self._target), time.perf_counter
-        calls = self._begin(inputs, outputs)
-        if clock is not None:
-            return np.array(clock(calls))
-        self._device.sync()
-        seconds = np.zeros(len(calls))
-        for index, call in enumerate(calls):
-            begin = now()
-            call()
-            self._device.sync()
-            seconds[index] = now() - begin
-        return seconds
+        return clocked(self._begin(inputs, outputs), self._device, self._target)
 
     def _calls(self, tensors: Mapping[Entry, Any]) -> Calls:
         bound = self._library.bound(self._running, tensors, self._weights.__getitem__)
         return [partial(function, *arrays) for function, arrays in bound]
+
+
+def clocked(calls: Calls, device: Any, target: str) -> Seconds:
+    """Return the seconds of calls one after the other, by the device's clock where it is at hand."""
+    clock, now = device_clock(target), time.perf_counter
+    if clock is not None:
+        return np.array(clock(calls))
+    device.sync()
+    seconds = np.zeros(len(calls))
+    for index, call in enumerate(calls):
+        begin = now()
+        call()
+        device.sync()
+        seconds[index] = now() - begin
+    return seconds

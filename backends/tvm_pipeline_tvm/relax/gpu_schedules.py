@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -17,7 +18,8 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline_tvm.kernel_sets import relax_kernels
+from tvm_pipeline_tvm.kernel_sets import Choices, relax_kernels
+from tvm_pipeline_tvm.relax.kernel_passes import unscheduled
 
 _BY_DLIGHT = (
     ("matmul", dlight.gpu.Matmul),
@@ -48,31 +50,44 @@ def gpu_fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         )(tvm.IRModule(functions, attrs=mod.attrs))
 
 
-def gpu_kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
+def gpu_kernels(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    rules: dict[str, str] | None = None,
+    choices: Choices = MappingProxyType({}),
+    workloads: dict[str, Any] | None = None,
+) -> tvm.IRModule:
     """Return what `gpu_fused` gave as calls of scheduled kernels.
 
     Args:
         rules: is filled with the rule of each function.
+        choices: of tuning.
+        workloads: is filled with the names of functions that tuning can make faster, and what it calls them.
 
     Raises:
         ModelError: a function has no schedule for GPUs.
     """
-    with target:
-        mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
-    functions = {}
+    functions, installed = {}, relax_kernels()
+    mod = unscheduled(mod, target)
     for symbol, function in mod.functions.items():
         if isinstance(function, tirx.PrimFunc):
+            name = str(symbol.name_hint)
             try:
-                function, rule = gpu_scheduled(function, target)
+                function, rule = gpu_scheduled(function, target, choices)
             except ModelError as error:
-                raise ModelError(f"kernel {symbol.name_hint}: {error}") from error
+                raise ModelError(f"kernel {name}: {error}") from error
             if rules is not None:
-                rules[str(symbol.name_hint)] = rule
+                rules[name] = rule
+            workload = installed.workload_of(function)
+            if workloads is not None and workload is not None:
+                workloads[name] = workload
         functions[symbol] = function
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str]:
+def gpu_scheduled(
+    function: tirx.PrimFunc, target: tvm.target.Target, choices: Choices = MappingProxyType({})
+) -> tuple[tirx.PrimFunc, str]:
     """Return a function with its loops bound to blocks and threads, and the name of the rule that did it.
 
     Rules are those of the installed kernels, and `matmul`, `gemv`, `reduction`, `general_reduction` and `fallback` of
@@ -84,7 +99,7 @@ def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[t
         ModelError: no rule schedules the function.
     """
     most = int(target.attrs.get("max_num_threads", 1024))
-    for rule in (*relax_kernels().gpu_rules(), *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
+    for rule in (*relax_kernels().gpu_rules(choices), *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
         scheduled = rule(function, target)
         if scheduled is not None and max(_threads(scheduled[0]), default=1) <= most:
             return scheduled

@@ -15,16 +15,18 @@ import pyopencl as cl
 
 from tvm_pipeline.backends.contract import Array, Seconds
 from tvm_pipeline_tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline_tvm.devices.mirrors import Mirrors
+from tvm_pipeline_tvm.devices.opencl_device import OpenCLDevice
 from tvm_pipeline_tvm.devices.targets import ALIGNMENT
 from tvm_pipeline_tvm.kernels import Entry
 from tvm_pipeline_tvm.relax.build import Library
-from tvm_pipeline_tvm.relax.device_loop import DeviceSlice
-from tvm_pipeline_tvm.relax.opencl_kernels import Launches
+from tvm_pipeline_tvm.relax.device_loop import Calls, DeviceSlice
+from tvm_pipeline_tvm.relax.opencl_kernels import Launches, Programs
 from tvm_pipeline_tvm.slice_plan import SlicePlan
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class OpenCLCall:
     """Launches of kernels that have their arguments.
 
     Attributes:
@@ -51,7 +53,7 @@ class OpenCLSlice(DeviceSlice):
         super().__init__(library, plan, weights)
         self._programs = library.module.programs(self._device)
         functions = [library.function(library.calls[kernel].function) for kernel in self._running]
-        most = max((_ends(function)[-1] for function in functions), default=0)
+        most = max((ends(function)[-1] for function in functions), default=0)
         self._scratch = self._mirrors.empty(most)  # of the function that runs, which is one at a time
 
     def timed(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Seconds:
@@ -59,33 +61,45 @@ class OpenCLSlice(DeviceSlice):
 
         As in `devices/cuda_events.py`, a call takes the time by which it makes the pass longer, by the device's clock.
         """
-        calls = self._begin(inputs, outputs)
-        self._device.sync()
-        events = [call(self._device.timing_queue) for call in calls]
-        cl.wait_for_events(events)
-        first = events[0].profile.start if events else 0
-        ends = [first, *(event.profile.end for event in events)]
-        return np.array([end - begin for begin, end in pairwise(ends)], "float64") / 1e9
+        return clocked(self._begin(inputs, outputs), self._device)
 
-    def _calls(self, tensors: Mapping[Entry, Any]) -> Sequence[_Call]:
+    def _calls(self, tensors: Mapping[Entry, Any]) -> Sequence[OpenCLCall]:
         bound = self._library.bound(self._running, tensors, self._weights.__getitem__)
-        return [self._call(function, arrays) for function, arrays in bound]
-
-    def _call(self, function: Launches, arrays: Sequence[cl.Buffer]) -> _Call:
-        scratch = [
-            self._mirrors.part(self._scratch, begin, (size,), "uint8")
-            for begin, size in zip(_ends(function), function.scratch_bytes, strict=False)
-        ]
-        arrays, bound = (*arrays, *scratch), []
-        for launch in function.launches:
-            kernel = self._programs.kernel(launch.kernel)
-            for position, argument in enumerate(launch.arguments):
-                kernel.set_arg(position, arrays[argument])
-            in_all = tuple(blocks * threads for blocks, threads in zip(launch.blocks, launch.threads, strict=True))
-            bound.append((kernel, in_all, launch.threads))
-        return _Call(bound, arrays, self._device.queue)
+        return [call_of(*each, self._programs, self._mirrors, self._scratch) for each in bound]
 
 
-def _ends(function: Launches) -> list[int]:
+def call_of(
+    function: Launches, arrays: Sequence[cl.Buffer], programs: Programs, mirrors: Mirrors, scratch: cl.Buffer
+) -> OpenCLCall:
+    """Return what launches the kernels of a function on arrays of the device.
+
+    Args:
+        scratch: room for its scratch arrays.
+    """
+    parts = [
+        mirrors.part(scratch, begin, (size,), "uint8")
+        for begin, size in zip(ends(function), function.scratch_bytes, strict=False)
+    ]
+    arrays, bound = (*arrays, *parts), []
+    for launch in function.launches:
+        kernel = programs.kernel(launch.kernel)
+        for position, argument in enumerate(launch.arguments):
+            kernel.set_arg(position, arrays[argument])
+        in_all = tuple(blocks * threads for blocks, threads in zip(launch.blocks, launch.threads, strict=True))
+        bound.append((kernel, in_all, launch.threads))
+    return OpenCLCall(bound, arrays, mirrors.device.queue)
+
+
+def clocked(calls: Calls, device: OpenCLDevice) -> Seconds:
+    """Return the seconds of calls of `call_of`, one after the other, by the device's clock."""
+    device.sync()
+    events = [call(device.timing_queue) for call in calls]
+    cl.wait_for_events(events)
+    first = events[0].profile.start if events else 0
+    finished = [first, *(event.profile.end for event in events)]
+    return np.array([end - begin for begin, end in pairwise(finished)], "float64") / 1e9
+
+
+def ends(function: Launches) -> list[int]:
     """Return where each scratch array of a function begins in the memory of all, and where the last one ends."""
     return list(accumulate((size + -size % ALIGNMENT for size in function.scratch_bytes), initial=0))

@@ -10,14 +10,16 @@
     executable = tvm.compile(mod, target, relax_pipeline=cpu_pipeline(target), tir_pipeline=TIR_PIPELINE)
     vm = relax.VirtualMachine(executable, tvm.cpu())
 
-kernel_set.py     what the engine is given
-emitter.py        what tuning asks of Relax
-cpu_pipeline.py   a pipeline of passes for `tvm.compile`
-blocked.py        images in blocked layout, which fast convolutions read
-legalizations.py  products of matrices and softmax, made by the rules that schedule them
-schedules/        schedules of our own for CPU cores
-gpu_rules.py      rules of convolutions and pools for GPUs
-gpu_conv2d.py     a convolution on a GPU
+kernel_set.py      what the engine is given
+emitter.py         what tuning asks of Relax for CPU cores
+device_emitter.py  what tuning asks of Relax for a GPU
+device_child.py    what the process that tunes for a GPU does
+cpu_pipeline.py    a pipeline of passes for `tvm.compile`
+blocked.py         images in blocked layout, which fast convolutions read
+legalizations.py   products of matrices and softmax, made by the rules that schedule them
+schedules/         schedules of our own for CPU cores
+gpu_rules.py       rules of convolutions and pools for GPUs
+gpu_conv2d.py      a convolution on a GPU
 
 This needs the extra `tvm`, in an environment without Relay; an import elsewhere says what to install.
 """

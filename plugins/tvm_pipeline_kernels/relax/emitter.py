@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -34,11 +34,10 @@ from tvm_pipeline_kernels.relax.schedules.choice import CHOICE
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
 from tvm_pipeline_kernels.relax.schedules.epilogue import blocks_of
 from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
-from tvm_pipeline_kernels.tuning.candidates import Candidate, Kernel, Task
+from tvm_pipeline_kernels.tuning.candidates import Candidate, Kernel, Shapes, Stopwatch, Task
 from tvm_pipeline_kernels.tuning.race import Seconds, Times, by_workload, fastest
 from tvm_pipeline_tvm.relax import kernel_passes
 from tvm_pipeline_tvm.relax.build import Library, build_library, in_integers, prepared
-from tvm_pipeline_tvm.relax.call_loop import Slice
 from tvm_pipeline_tvm.relax.compiled import RelaxModel
 from tvm_pipeline_tvm.relax.importer import import_model
 from tvm_pipeline_tvm.relax.simplify import simplified
@@ -90,8 +89,7 @@ class RelaxEmitter:
                 name = f"candidate_{len(functions)}"
                 made, _ = scheduled(function, self.cores)
                 functions[tvm.ir.GlobalVar(name)] = made.with_attr({"global_symbol": name, "tirx.is_scheduled": True})
-                shapes = tuple((tuple(map(int, param.shape)), str(param.dtype)) for param in function.params)
-                candidate.kernels.append(Kernel(name, shapes))
+                candidate.kernels.append(Kernel(name, shapes_of(function)))
         module = tvm.compile(tvm.IRModule(functions), target=self._parsed, tir_pipeline=PIPELINE)
         for candidate in candidates:
             for kernel in candidate.kernels:
@@ -103,8 +101,11 @@ class RelaxEmitter:
         aligned[...] = array
         return tvm_ffi.from_dlpack(aligned)
 
-    def runner(self, library: Library) -> _Runner:
-        return _Runner(self.network.name, library)
+    def stopwatch(self) -> Stopwatch:
+        return Stopwatch(self.tensor)
+
+    def runner(self, library: Library) -> Runner:
+        return Runner(self.network.name, library, Device("tuned", "host", target=library.target))
 
     # ------------------------------------------------------------------------------------------- functions
 
@@ -137,20 +138,31 @@ class RelaxEmitter:
     def _functions(self, mod: tvm.IRModule, choices: Choices) -> _Functions:
         """Return the functions of each workload under choices, with their calls, in the order of the network."""
         fused = kernel_passes.fused(mod, self._parsed, apart=True, tolerance=ANY_ERROR, choices=choices)
-        plain = kernel_passes.unscheduled(fused, self._parsed)
-        calls: Counter[Any] = Counter()
+        return functions_by_workload(kernel_passes.unscheduled(fused, self._parsed), workload_of)
 
-        def visit(expr: Any) -> None:
-            if isinstance(expr, tvm.ir.Call) and expr.args and isinstance(expr.args[0], tvm.ir.GlobalVar):
-                calls[expr.args[0]] += 1
 
-        relax.analysis.post_order_visit(plain["main"], visit)
-        found: _Functions = {}
-        for symbol, count in calls.items():
-            workload = workload_of(plain[symbol])
-            if workload is not None:
-                found.setdefault(workload, []).append((plain[symbol], count))
-        return found
+def functions_by_workload(
+    mod: tvm.IRModule, workload_of: Callable[[tirx.PrimFunc], Workload | None]
+) -> dict[Workload, list[tuple[tirx.PrimFunc, int]]]:
+    """Return the functions of TIR of each workload, with their calls in `main`, in the order of the network."""
+    calls: Counter[Any] = Counter()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, tvm.ir.Call) and expr.args and isinstance(expr.args[0], tvm.ir.GlobalVar):
+            calls[expr.args[0]] += 1
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    found: _Functions = {}
+    for symbol, count in calls.items():
+        workload = workload_of(mod[symbol])
+        if workload is not None:
+            found.setdefault(workload, []).append((mod[symbol], count))
+    return found
+
+
+def shapes_of(function: tirx.PrimFunc) -> Shapes:
+    """Return shape and dtype of each argument, the output last."""
+    return tuple((tuple(map(int, param.shape)), str(param.dtype)) for param in function.params)
 
 
 def _with_choice(function: tirx.PrimFunc, choice: Choice) -> tirx.PrimFunc:
@@ -164,14 +176,13 @@ def _with_choice(function: tirx.PrimFunc, choice: Choice) -> tirx.PrimFunc:
     return s.mod["main"]
 
 
-class _Runner:
+class Runner:
     """A whole network in one slice, run kernel by kernel."""
 
-    def __init__(self, name: str, library: Library) -> None:
-        device = Device("tuned", "host", target=library.target)
+    def __init__(self, name: str, library: Library, device: Device) -> None:
         model = RelaxModel(name, [library], lambda _: None)
         plan = model.plan_slice([operator.name for operator in model.graph.operators], device)
-        self._slice = Slice(library, plan)
+        self._slice: Any = model.runnable_plan(plan, device)
         inputs = [input_for_timing(model.graph, port) for port in plan.inputs]
         self._buffers = inputs, [port.buffer() for port in plan.outputs]
         running = [call.kernel for call in plan.calls if not call.is_view]

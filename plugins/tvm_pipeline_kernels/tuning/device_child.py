@@ -23,7 +23,7 @@ from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline_tvm.child_process import ChildReport, last_words, reporting, run_child
 
 MOST_DEATHS = 5  # of children in one search
-COMPILE_S, CANDIDATE_S, PASS_S = 60.0, 30.0, 300.0  # that a batch, a candidate and a pass may take
+CANDIDATE_S, PASS_S = 30.0, 300.0  # that a candidate and a pass may take
 
 Tried = tuple[tuple[str, str], ...]  # workloads and choices, as text of the IR
 _log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """Two libraries of one network side by side: passes in turns, and each kernel timed where it runs in the network.
 
-Kernels of CPU cores are timed in processor time of the thread, those of a GPU by the wall. Other programs make kernels
-slower and never faster. So the passes are dealt out to a few comparisons, and each takes the fastest run of every
-kernel. What differs between the comparisons is the noise.
+Kernels of CPU cores are timed in processor time of the thread, those of a GPU by the wall or by its own clock. Other
+programs make kernels slower and never faster. So the passes are dealt out to a few comparisons, and each takes the
+fastest run of every kernel. What differs between the comparisons is the noise.
 """
 
 from __future__ import annotations

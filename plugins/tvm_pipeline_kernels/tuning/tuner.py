@@ -1,9 +1,9 @@
 """Tune a model for one target: search where it is worth it, race what was found in the whole network, keep what wins.
 
 1. Compile the network as the static rule has it, and time each of its convolutions alone, with what is fused to it.
-2. Take the convolution that loses most against the core's peak, try its candidates, and note the best. Go on until the
-   budget is used up, or until less than 1 % is left to gain. Where a guide says which of them to search, ask it anew
-   when these are done.
+2. Take the convolution that loses most against the core's peak; on a GPU, whose peak is not known, the one of the most
+   time. Try its candidates, and note the best. Go on until the budget is used up, or until less than 1 % is left to
+   gain. Where a guide says which of them to search, ask it anew when these are done.
 3. Compile the network with all that was found and run both in turns. Each choice that does not win is dropped.
 """
 
@@ -28,6 +28,7 @@ from tvm_pipeline_kernels.choices import (
     static_choice,
     winograd_choices,
 )
+from tvm_pipeline_kernels.gpu_tiles import Gpu
 from tvm_pipeline_kernels.tiles import Cores
 from tvm_pipeline_kernels.tuning.candidates import Candidate, Stopwatch, Task
 from tvm_pipeline_kernels.tuning.race import ROUNDS, Runner, Times, race, winners
@@ -54,14 +55,16 @@ class Emitter(Protocol):
     """What the search asks of an IR, for one model and one target.
 
     Attributes:
-        network: what is tuned.
-        target: of CPU cores, as the platform has it.
-        cores: of the target.
+        network: what is tuned; without a tolerance where no other algorithm is there.
+        target: of CPU cores or of a GPU, as the platform has it.
     """
 
     network: Model
     target: str
-    cores: Cores
+
+    @property
+    def cores(self) -> Cores | Gpu:
+        """The cores of the target, or its GPU."""
 
     def build(self, choices: Choices) -> Any:
         """Return the library of the model under choices, perhaps from the cache."""
@@ -72,21 +75,24 @@ class Emitter(Protocol):
     def tasks(self) -> list[Task[Workload]]:
         """Return the workloads of the model, with the functions that hold them."""
 
-    def reference(self) -> Task[Workload]:
-        """Return a task that runs almost at the core's peak."""
+    def reference(self) -> Task[Workload] | None:
+        """Return a task that runs almost at the core's peak; None where nobody knows one.
+
+        Then what takes the most time is searched first.
+        """
 
     def compile(self, candidates: Sequence[Candidate]) -> None:
         """Give all candidates their kernels, in one compilation; raise RuntimeError where TVM cannot."""
 
-    def tensor(self, array: Any) -> Any:
-        """Return an array as kernels take it."""
+    def stopwatch(self) -> Stopwatch:
+        """Return what times the kernels of candidates."""
 
     def runner(self, library: Any) -> Runner:
         """Return the whole network of a library as what runs node by node."""
 
 
 def tune(emitter: Emitter, seconds: float, guide: Guide | None = None) -> TuningReport:
-    """Tune a model on the core that the thread is bound to; see `TuningReport` and `Backend.tune`.
+    """Tune a model on the core that the thread is bound to, or on a GPU; see `TuningReport` and `Backend.tune`.
 
     Raises:
         ModelError: TVM cannot import or compile the model.
@@ -103,7 +109,7 @@ def tune(emitter: Emitter, seconds: float, guide: Guide | None = None) -> Tuning
     wanted = workloads - proven.keys() - found.keys()
     search = _Search(emitter, begin + seconds)
     if wanted and seconds > 0:
-        search.run(wanted, guide or _everything(wanted))
+        search.run(wanted, guide or once(wanted))
         found.update(search.found)
     elif wanted:
         search.stopped = "there was no time for it"
@@ -139,7 +145,7 @@ class _Search:
         self.candidates = 0
         self.stopped = ""
         self._emitter, self._model, self._deadline = emitter, emitter.network, deadline
-        self._watch = Stopwatch(emitter.tensor)
+        self._watch = emitter.stopwatch()
         self._defaults: dict[Workload, Candidate] = {}
 
     def run(self, wanted: Set[Workload], guide: Guide) -> None:
@@ -187,15 +193,19 @@ class _Search:
         return False
 
     def _time_defaults(self, defaults: Sequence[Candidate]) -> float:
-        """Time what the static rule chooses; return the core's peak, in multiply-accumulates a second."""
+        """Time what the static rule chooses; return the core's peak, in multiply-accumulates a second.
+
+        It is infinite where nobody knows it.
+        """
         reference = self._emitter.reference()
-        warm = self._candidates(reference)[0]
-        self._emitter.compile([*defaults, warm])
+        warm = [] if reference is None else self._candidates(reference)[:1]
+        self._emitter.compile([*defaults, *warm])
         for _ in range(WARM_RUNS):
-            self._watch.time(warm, evicts=False)
+            for each in warm:
+                self._watch.time(each, evicts=False)
         for default in defaults:
             self._watch.halve([default])
-        return _speed(reference, warm.seconds)
+        return float("inf") if reference is None else _speed(reference, warm[0].seconds)
 
     def _candidates(self, task: Task[Workload]) -> list[Candidate]:
         """Return the static rule's candidate, then others in the order of their estimates, spread over chunks.
@@ -262,8 +272,8 @@ class _Search:
         ]
 
 
-def _everything(wanted: Set[Workload]) -> Guide:
-    """Return the guide that asks for all, once."""
+def once(wanted: Set[Workload]) -> Guide:
+    """Return the guide that asks for all of these, once."""
     left: list[Set[Workload]] = [wanted]
     return lambda _: left.pop() if left else ()
 

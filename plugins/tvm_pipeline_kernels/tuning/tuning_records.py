@@ -26,7 +26,6 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 import tvm
 
-from tvm_pipeline.backends.cores import processor
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline_kernels.choices import (
@@ -40,9 +39,12 @@ from tvm_pipeline_kernels.choices import (
     possible_choices,
     static_choice,
     winograd_choices,
+    workload_in,
 )
+from tvm_pipeline_kernels.gpu_tiles import Gpu
 from tvm_pipeline_kernels.tiles import Cores, channel_block
-from tvm_pipeline_kernels.tuning.targets import cores_of, written
+from tvm_pipeline_kernels.tuning.targets import cores_of, measures_here, written
+from tvm_pipeline_tvm.devices.targets import compiler_target
 from tvm_pipeline_tvm.installed_ir import installed_ir
 
 VERSION = 0.2  # of AutoTVM's format
@@ -95,22 +97,28 @@ class Line(msgspec.Struct):
 
 
 def records_file(target: str, measured_on: str = "") -> Path:
-    """Return the file of what was measured for a target on a processor; on this one without its name.
+    """Return the file of what was measured for a target on a processor; on this one, or on its GPU, without its name.
 
     Relay and Relax have separate files, since a choice gives different code in each.
     """
     ir = " relax" if installed_ir() == "relax" else ""  # files of before there was Relax name none
-    return file_of(f"{target} {measured_on or processor()}{ir}")
+    return file_of(f"{compiler_target(target)} {measured_on or measures_here(target)}{ir}")
+
+
+def folder_of_records() -> Path:
+    return cache_folder() / "tuning"
 
 
 def file_of(described: str) -> Path:
     """Return the file of records for what is described: a target and the hardware."""
     readable = re.sub(r"[^\w.=+-]+", "_", described)[:80]
-    return cache_folder() / "tuning" / f"{readable}-{hashlib.sha256(described.encode()).hexdigest()[:8]}.jsonl"
+    return folder_of_records() / f"{readable}-{hashlib.sha256(described.encode()).hexdigest()[:8]}.jsonl"
 
 
 def read_records(target: str, measured_on: str = "") -> list[Record]:
     """Return what was measured for a target, on this processor unless another is named; log how many are skipped."""
+    if not folder_of_records().exists():  # no driver of a GPU need be asked
+        return []
     file = records_file(target, measured_on)
     if not file.exists():  # TVM may not even know the target
         return []
@@ -222,18 +230,10 @@ def digest_of(choices: Mapping[Any, Any]) -> str:
 
 def line_of(target: str, record: Record) -> bytes:
     """Return a record as AutoTVM writes it, without the end of line."""
-    template, data, kernel, *_ = record.workload
-    blocks = [channel_block(channels, cores_of(target).lanes) for channels in (data[1][1], kernel[1][0])]
-    columns = record.choice[-1]
+    template, cores = record.workload[0], cores_of(target)
     knobs = WINOGRAD_KNOBS if is_winograd(record.choice) else KNOBS[template]
     entities = [
-        *(
-            (name, "sp", [channels // block, block])
-            for name, channels, block in zip(("tile_ic", "tile_oc"), (data[1][1], kernel[1][0]), blocks, strict=True)
-        ),
-        ("tile_ow", "sp", [-1, columns]),
-        ("tile_oh", "ot", 1),
-        ("unroll_kw", "ot", False),
+        *([] if isinstance(cores, Gpu) else _knobs_of_topi(record, cores)),
         ("own_generation", "ot", GENERATION),
         ("own_proven", "ot", record.proven),
         *((name, "ot", value) for name, value in zip(knobs, record.choice, strict=True)),
@@ -250,7 +250,20 @@ def line_of(target: str, record: Record) -> bytes:
     return json.dumps(line).encode()
 
 
-def _record(line: bytes, target: str, cores: Cores) -> Record:
+def _knobs_of_topi(record: Record, cores: Cores) -> list[tuple[str, str, Any]]:
+    """Return the knobs that TOPI's template for CPU cores has."""
+    _, data, kernel, *_ = record.workload
+    channels = {"tile_ic": data[1][1], "tile_oc": kernel[1][0]}
+    blocks = {name: channel_block(count, cores.lanes) for name, count in channels.items()}
+    return [
+        *((name, "sp", [count // blocks[name], blocks[name]]) for name, count in channels.items()),
+        ("tile_ow", "sp", [-1, record.choice[-1]]),
+        ("tile_oh", "ot", 1),
+        ("unroll_kw", "ot", False),
+    ]
+
+
+def _record(line: bytes, target: str, cores: Cores | Gpu) -> Record:
     """Read one line; raise ValueError where it is no record of this target, as `written` has it."""
     read = msgspec.json.decode(line, type=Line)
     knobs = {name: value for name, _, value in read.config.entity}
@@ -262,7 +275,7 @@ def _record(line: bytes, target: str, cores: Cores) -> Record:
     described, template, arguments, _ = read.input
     if described != target:
         raise ValueError(f"it is for {described[:80]}, not for {target}")
-    workload = msgspec.convert([template, *arguments], Workload)
+    workload = workload_in([template, *arguments])
     allowed = knobs.get("own_winograd_allowed", False) is True
     is_other = WINOGRAD_KNOBS[0] in knobs
     names = WINOGRAD_KNOBS if is_other else KNOBS[workload[0]]

@@ -45,7 +45,7 @@ from tvm_pipeline_kernels.relay.tuning.device_records import (
 from tvm_pipeline_kernels.relay.tuning.runners import DeviceRunner
 from tvm_pipeline_kernels.relay.tuning.tasks import device_tasks_of, optimized
 from tvm_pipeline_kernels.tuning.candidates import Task
-from tvm_pipeline_kernels.tuning.device_child import CANDIDATE_S, COMPILE_S, PASS_S
+from tvm_pipeline_kernels.tuning.device_child import CANDIDATE_S, PASS_S
 from tvm_pipeline_kernels.tuning.race import COMPARISONS, ROUNDS, Times, race, winners
 from tvm_pipeline_kernels.tuning.tuner import figures
 from tvm_pipeline_tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
@@ -61,6 +61,7 @@ GAIN = 0.01  # that counts as one
 MOST_SUMS = 64  # of a thread
 LEAST_THREADS = 16  # of the blocks of the first generation
 OVER = "the time was over"
+COMPILE_S = 60.0  # that a batch may take
 RACED = 0.2  # of the budget, which the comparison may take
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from tvm_pipeline_kernels.relay.schedules.choice_context import AnyChoices, curr
 from tvm_pipeline_kernels.relay.schedules.conv2d_winograd import by_winograd
 from tvm_pipeline_kernels.relay.tuning.runners import Runner
 from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
-from tvm_pipeline_kernels.tuning.candidates import Candidate, Kernel, Shapes, Task
+from tvm_pipeline_kernels.tuning.candidates import Candidate, Kernel, Shapes, Stopwatch, Task
 from tvm_pipeline_tvm.relay.build import as_compiled, build_library
 from tvm_pipeline_tvm.relay.fold import building
 from tvm_pipeline_tvm.relay.importer import import_model
@@ -62,6 +62,9 @@ class RelayEmitter:
     @staticmethod
     def tensor(array: Any) -> Any:
         return tvm.nd.array(array)
+
+    def stopwatch(self) -> Stopwatch:
+        return Stopwatch(self.tensor)
 
     def runner(self, library: Library) -> Runner:
         return Runner(self.network.name, library)
