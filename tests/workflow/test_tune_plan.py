@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ GRAPH = OperatorGraph(
     tuple(Operator(f"o{i}", "add", (f"t{i}",), (tensors[i + 1],)) for i in range(OPERATORS)),
     (tensors[-1].name,),
 )
+# Tuned kernels may store weights otherwise, as Winograd's algorithm does.
+TUNED = replace(GRAPH, operators=tuple(replace(operator, param_bytes=64) for operator in GRAPH.operators))
 CPU, GPU = Device("cpu", "fake", target="cpu"), Device("gpu", "fake", target="gpu")
 
 
@@ -45,11 +47,12 @@ class Machine:
     def profile(self, gains: Mapping[Hashable, float]) -> Profile:
         tuned = [seconds / gains.get(kernel, 1.0) for kernel, seconds in zip(KERNELS, self.cpu_s, strict=True)]
         devices = {"cpu": DeviceProfile.in_order(GRAPH, tuned), "gpu": DeviceProfile.in_order(GRAPH, self.gpu_s)}
-        return Profile(GRAPH.name, GRAPH.fingerprint, devices)
+        return Profile(GRAPH.name, (TUNED if gains else GRAPH).fingerprint, devices)
 
     def best(self, gains: Mapping[Hashable, float], objective: Objective = "throughput") -> float:
         """Return the figure of the best plan where these kernels have gained."""
-        problem = Problem(GRAPH, Platform("two", (CPU, GPU)), self.profile(gains), objective)
+        graph = TUNED if gains else GRAPH
+        problem = Problem(graph, Platform("two", (CPU, GPU)), self.profile(gains), objective)
         [value] = planning.plan(problem).plan.value or ()
         return value
 
@@ -65,14 +68,17 @@ class TunableModel(FakeModel):
         return {f"o{i}": [f"kernel{i}"] for i in range(OPERATORS)} if device.name == "cpu" else {}
 
 
+def _model(graph: OperatorGraph) -> TunableModel:
+    return TunableModel(graph, {operator.name: lambda x: [x + 1] for operator in graph.operators})
+
+
 class TuningBackend(FakeBackend):
     """Its search asks the guide, and each kernel that it searches gains what the machine says."""
 
     can_tune = True
 
     def __init__(self, machine: Machine) -> None:
-        model = TunableModel(GRAPH, {operator.name: lambda x: [x + 1] for operator in GRAPH.operators})
-        super().__init__([CPU, GPU], [model])
+        super().__init__([CPU, GPU], [_model(GRAPH)])
         self.machine = machine
         self.batches: list[set[Hashable]] = []
 
@@ -84,6 +90,7 @@ class TuningBackend(FakeBackend):
             self.batches.append(batch)
             gained.update({kernel: self.machine.gains[kernel] for kernel in batch})
         tuned = sum(gain > 1 for gain in gained.values())
+        self._models = {GRAPH.name: _model(TUNED)}
         ratio = 1.5 if tuned else None
         return TuningReport(model.name, device.target, OPERATORS, tuned, len(gained), 0, 0.0, "done", ratio=ratio)
 

@@ -101,7 +101,7 @@ def tune_plan(
         return found
     _log.info(f"measuring {model.name} as it is tuned")
     tuned = compile_source(source, shapes, platform, devices=devices, tolerance=tolerance, values=values)
-    after = replace(before, profile=measured_profile(tuned, None))
+    after = replace(before, graph=tuned.compiled.graph, profile=measured_profile(tuned, None))
     plans = planning.plan(before).plan, planning.plan(after).plan
     found = replace(found, before=plans[0], after=plans[1])
     if made.platform.stand_ins:
