@@ -225,8 +225,8 @@ def channel_block(channels: int, lanes: int) -> int:
     """Return the channels of one block of a layout: as many as a vector has lanes, or 8, or the largest divisor below.
 
     It depends on nothing but the tensor, so that no tensor changes its layout between two convolutions. Vectors of 9 to
-    15 numbers are loaded and stored in parts: convolutions of 24, 40 or 72 channels in them took 1.2 to 1.5 times as
-    long as in vectors of 8. In vectors of 4 they would take 1.4 to 1.8 times as long.
+    15 numbers are loaded and stored in parts: convolutions of 24, 40 or 72 channels took 1.2 to 1.5 times as long in
+    them as in vectors of 8. In vectors of 4, those of 12 to 44 channels took 1.2 to 1.8 times as long as in them.
     """
     divisors = [block for block in range(min(lanes, channels), 0, -1) if channels % block == 0]
     return 8 if 8 in divisors and divisors[0] < lanes else divisors[0]

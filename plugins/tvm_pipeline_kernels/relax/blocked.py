@@ -360,9 +360,8 @@ class _Rewriting:
         layout = self._current(data)
         if not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
             return None
-        return self._emit(
-            _resized, self._forms[data][layout], shape_of(call), attrs, name="resize2d", layout=layout
-        ), layout
+        made = self._emit(_resized, self._forms[data][layout], shape_of(call), attrs, name="resize2d", layout=layout)
+        return made, layout
 
     def _concatenation(self, call: Any) -> tuple[Any, str] | None:
         fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
