@@ -3,6 +3,7 @@
     python benchmarks/peers.py                                 # all cores, OpenVINO and onnxruntime
     python benchmarks/peers.py --only engines --peers all      # and MNN, IREE, ExecuTorch
     python benchmarks/peers.py --cores 1                       # one core, one thread: CPU time is what counts
+    python benchmarks/peers.py --only engines --cores 1 --avx2 # on a machine with AVX-512, too
     python benchmarks/peers.py --only schedules                # our schedules beside TOPI's
     python benchmarks/peers.py --only operators --models squeezenet    # where our kernels lose
     python benchmarks/peers.py --short                         # little of each, for CI, which installs no peer
@@ -33,6 +34,7 @@ import tempfile
 import time
 import venv
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,7 @@ PEERS = {
         *("python-dateutil", "six", "expecttest", "hypothesis", "sortedcontainers", "parameterized"),
     ),
 }
+AVX2 = "llvm -mcpu=x86-64-v3"
 PARTS = ("engines", "schedules", "operators")
 DEFAULT_PEERS = ("OpenVINO", "onnxruntime")
 NETWORKS = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3", "centerface")
@@ -93,11 +96,14 @@ def main() -> None:
     parser.add_argument(
         "--tune", type=float, default=0.0, help="seconds for each network, which then runs tuned as well"
     )
+    parser.add_argument("--avx2", action="store_true", help="with AVX2 alone, beside OpenVINO with AVX2 alone")
     parser.add_argument("--short", action="store_true", help="one small network, briefly: proves that it works")
     parser.add_argument("--json", type=Path, help="also write all turns here")
     options = parser.parse_args()
     if options.short:
         options.models, options.rounds, options.seconds, options.tune = ["branching"], 1, 0.05, 1e-3
+    if options.avx2:  # onnxruntime cannot be told
+        options.peers, os.environ["ONEDNN_MAX_CPU_ISA"] = ["OpenVINO"], "AVX2"
     if "all" in options.peers:
         options.peers = list(PEERS)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
@@ -231,9 +237,12 @@ class Peer:
         self._process.wait()
 
 
-def host_platform() -> tuple[Backend, Platform]:
-    """Return the cores of this process as devices, without any GPU."""
-    return settle_platform(Platform("benchmark", tuple(find_backend("host").detect())))
+def host_platform(target: str = "") -> tuple[Backend, Platform]:
+    """Return the cores of this process as devices, without any GPU, perhaps for another target than they have."""
+    devices = find_backend("host").detect()
+    return settle_platform(
+        Platform("benchmark", tuple(replace(each, target=target or each.target) for each in devices))
+    )
 
 
 def of_one_stage(graph: OperatorGraph, *devices: str) -> Plan:
@@ -320,7 +329,7 @@ def save_inputs(network: Path, frame: list[Array]) -> None:
 def race(name: str, pythons: dict[str, Path], options: argparse.Namespace) -> Race:
     """Run every setting once for its outputs, then all of them in turns."""
     model = load_lively(name)
-    backend, platform = host_platform()
+    backend, platform = host_platform(AVX2 if options.avx2 else "")
     tuner = backend if backend.can_tune else None
     if options.tune and tuner:
         report = tuner.tune(model, platform.devices[0], options.tune)
