@@ -91,7 +91,7 @@ def test_a_tutorial_runs(
 
         fake_provider.install(monkeypatch.setattr)
         monkeypatch.setattr(backend, "_trial", Trial("tests.support.fake_provider:serve"))
-        monkeypatch.setattr(backend, "_providers", None)
+        monkeypatch.setattr(backend, "_listed", None)
     if page == "intel":
         needs("openvino")
     for language, text in blocks(page):
