@@ -115,7 +115,8 @@ def main() -> None:
 def _of_kernels(part: str, options: argparse.Namespace) -> bool:
     import peer_kernels  # which needs Relay
 
-    return getattr(peer_kernels, part)(CONSOLE, options)
+    run = peer_kernels.schedules if part == "schedules" else peer_kernels.operators
+    return run(CONSOLE, options)
 
 
 def engines(console: Console, options: argparse.Namespace) -> bool:

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from networks import EXPORTED
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
@@ -52,7 +53,6 @@ from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn
 
@@ -95,15 +95,14 @@ def main() -> None:
 
 def network_files(relay: Path | None, names: Sequence[str]) -> dict[str, Path]:
     """Return the ONNX file of each network; those of networks.py are written where they are not there."""
-    folder = cache_folder() / "networks"
     known = {
-        name: folder / f"{name}.onnx" for name in names if not name.partition("@")[0].endswith((".onnx", ".tflite"))
+        name: EXPORTED / f"{name}.onnx" for name in names if not name.partition("@")[0].endswith((".onnx", ".tflite"))
     }
     missing = [name for name, file in known.items() if not file.exists()]
     if missing:
         if relay is None:
             raise SystemExit(f"{', '.join(missing)} must be written by Relay's environment: say which with --relay")
-        subprocess.run([relay, HERE / "export_networks.py", folder, *missing], check=True)
+        subprocess.run([relay, HERE / "export_networks.py", EXPORTED, *missing], check=True)
     return known | {name: Path(name) for name in names if name not in known}
 
 

@@ -107,7 +107,8 @@ def next_tolerance(
     asked for where it may matter: a network that compares or divides nearly equal numbers magnifies any rounding.
 
     Args:
-        direct_error: returns the error of a library with direct sums.
+        direct_error: returns the error of a library with direct sums; without it the whole error is to be within the
+            tolerance.
 
     Returns:
         The error that is measured, and what each layer is allowed in the next library: a tenth at first, and at last

@@ -5,7 +5,7 @@ of a `Tile`, or of a `Band` where it is depthwise; without one, the static rule 
 same workloads and choices. Free of TVM. Next: `tuning/tuning_records.py`.
 
 On a GPU, with Relax, a workload is the extents of the convolution's loops, and a choice is the numbers of a `GpuTile`.
-Relay's GPUs have workloads of their own (`relay/schedules/device_choices.py`).
+Relay names the workloads of GPUs otherwise (`relay/schedules/device_choices.py`).
 
 The choice may also be the numbers of a `Winograd`, another algorithm, whose rounding errors are others. Only a model
 with `Model.tolerance` is tuned and built so; there the static rule chooses it, too.

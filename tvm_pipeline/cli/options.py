@@ -129,7 +129,7 @@ ToleranceOption = Annotated[
     float,
     typer.Option(
         "--tolerance",
-        help="The error that faster algorithms, such as Winograd's for 3x3 convolutions, may have in an output, over "
+        help="The error that faster algorithms, such as Winograd's for 3x3 convolutions, may add to an output, over "
         "its largest value. It is measured against float64 when the model is compiled. 0 keeps direct sums.",
     ),
 ]

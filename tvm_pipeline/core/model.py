@@ -36,7 +36,7 @@ class Model:
         outputs: the name of every output, in order; empty where the importer alone knows them, or nobody.
         obstacles: what TVM's importer cannot take of the file, a line each with what to do; another engine may take it.
         shaped: the inputs whose shapes were given, since the file leaves them open or has others.
-        tolerance: the error that faster algorithms may have in an output, over its largest value. 0 keeps each sum as
+        tolerance: the error that faster algorithms may add to an output, over its largest value. 0 keeps each sum as
             plain TVM computes it; see `tvm_pipeline_tvm/kernel_sets.py`.
         metadata: what the file says about itself, as text; see `frontends/model_metadata.py`.
         notes: what was assumed or changed while it was read, a line each, for the user.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,12 @@ class OnnxGraph:
         self._dtypes |= {name: numpy_name(constant.data_type) for name, constant in self._constants.items()}
         self.indices: dict[str, list[int]] = {}
         self.graph = self._read()
-        bounds = {each.key.removeprefix(_BOUND): each.value for each in proto.metadata_props if _BOUND in each.key}
+
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        bounds = {one.key.removeprefix(_BOUND): one.value for one in self._proto.metadata_props if _BOUND in one.key}
         known = {name: float(bound) for name, bound in bounds.items() if bound.replace(".", "", 1).isdecimal()}
-        self.magnitudes = magnitudes(self, known)
+        return magnitudes(self, known)
 
     def nodes(self, operator: str) -> list[Any]:
         """Return the nodes that an operator stands for, in the order of the file."""

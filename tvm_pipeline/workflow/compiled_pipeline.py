@@ -138,7 +138,7 @@ def compile(
         input_shapes: of inputs whose shape the file leaves open.
         verify_s: seconds, at most, in which candidates that are predicted alike run side by side; 0 takes the
             prediction.
-        tolerance: the error that faster algorithms, such as Winograd's, may have in an output, over its largest value;
+        tolerance: the error that faster algorithms, such as Winograd's, may add to an output, over its largest value;
             0 keeps direct sums. Without it, 1e-5 for a file, and 0 for a module.
         weights: the type in which weights are stored: "float32", or "float16" or "bfloat16", which take half of the
             memory and are rounded. All is computed in float32.

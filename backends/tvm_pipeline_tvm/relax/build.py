@@ -276,23 +276,25 @@ def compile_module(
     allowed = tolerance if storage == FLOAT32 else 0.0
     arguments = name, padded, target, host, inputs, output_names(mod), choices or {}, storage
 
+    def error(where: Path) -> float:
+        return error_of(load_library(where), prepared(plain, False))
+
     @cache
     def direct_error() -> float:
         with TemporaryDirectory() as apart:
             _written(Path(apart), 0.0, *arguments)
-            return measured_error(name, target, partial(error_of, load_library(Path(apart)), prepared(plain, False)))
+            return measured_error(name, target, partial(error, Path(apart)))
 
     while True:
         saved = _written(folder, allowed, *arguments)
         if saved.weights and not elsewhere:
-            error = _error_of_rounding(name, target, partial(error_of, load_library(folder), prepared(plain, False)))
-            saved = msgspec.structs.replace(saved, weights=replace(saved.weights, error=error))
+            rounding = _error_of_rounding(name, target, partial(error, folder))
+            saved = msgspec.structs.replace(saved, weights=replace(saved.weights, error=rounding))
             (folder / INDEX).write_bytes(msgspec.json.encode(saved))
         if elsewhere or not any(map(relax_kernels().is_winograd, saved.rules.values())):
             return saved
-        measure = partial(error_of, load_library(folder), prepared(plain, False))
-        error, next_allowed = next_tolerance(name, target, measure, tolerance, allowed, direct_error)
-        saved = msgspec.structs.replace(saved, error=error)
+        found, next_allowed = next_tolerance(name, target, partial(error, folder), tolerance, allowed, direct_error)
+        saved = msgspec.structs.replace(saved, error=found)
         (folder / INDEX).write_bytes(msgspec.json.encode(saved))
         if next_allowed is None:
             return saved

@@ -45,7 +45,7 @@ class CudaSlice(DeviceSlice):
 
 
 def clocked(calls: Calls, device: Any, target: str) -> Seconds:
-    """Return the seconds of calls one after the other, by the device's clock where it is at hand."""
+    """Return the seconds of calls in a row, by the device's clock, or the host's if the device has none."""
     clock, now = device_clock(target), time.perf_counter
     if clock is not None:
         return np.array(clock(calls))

@@ -90,7 +90,7 @@ class Bench:
         return Result(shape, dtype, self._mirrors)
 
     def seconds(self, calls: Sequence[Launch]) -> Seconds:
-        """Return the seconds of calls one after the other, by the clock of the device where it is at hand."""
+        """Return the seconds of calls in a row, by the device's clock, or the host's if the device has none."""
         device = self._mirrors.device
         if kind_of(self._target) == "cuda":
             from tvm_pipeline_tvm.relax import cuda_loop

@@ -235,5 +235,5 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "shape_of": (_known_shape,),
     "shape_to_tensor": (_known_extents,),
     **{name: rules for name, rules in SCALES.items() if name not in ("add", "multiply")},
-    "nn.conv2d": (_own_padding, *SCALES.get("nn.conv2d", ())),
+    "nn.conv2d": (_own_padding, *SCALES["nn.conv2d"]),
 }

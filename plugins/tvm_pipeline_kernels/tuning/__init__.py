@@ -8,6 +8,6 @@ targets.py          a target's cores or GPU, and how records name it
 device_child.py     a process for the search on a GPU, whose candidates may hang or lose the device
 
 `choices.py` of the package says what a choice may be. The emitters are `relay/tuning/emitter.py`, `relax/emitter.py`,
-and `relax/device_emitter.py` for GPUs. Relay's GPUs have a search of their own: `relay/tuning/`. No tile changes a
+and `relax/device_emitter.py` for GPUs. Relay searches for GPUs in `relay/tuning/`. No tile changes a
 value.
 """

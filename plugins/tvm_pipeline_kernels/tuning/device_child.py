@@ -1,4 +1,4 @@
-"""Tuning for a GPU in a process of its own: a candidate may hang, lose the device or end its process.
+"""Tuning for a GPU in a separate process: a candidate may hang, lose the device or end its process.
 
 The child says what it is about to run, and how long that may take. Where it dies or is silent for longer, the parent
 tells the next child which candidate failed, and that child goes on with what is recorded. What a child does is in the

@@ -13,7 +13,7 @@ from tvm_pipeline_tvm.target_text import tvm_target
 def cores_of(target: str) -> Cores | Gpu:
     """Return the vectors of a target's cores, or its GPU, as the schedules of the installed IR know them."""
     if has_own_memory(target):
-        from tvm_pipeline_kernels.relax import gpu_rules  # Relay's GPUs have records of their own
+        from tvm_pipeline_kernels.relax import gpu_rules  # Relay keeps other records for GPUs
 
         return gpu_rules.gpu_of_target(tvm_target(compiler_target(target)))
     if installed_ir() == "relax":

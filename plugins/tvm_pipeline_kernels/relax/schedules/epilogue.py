@@ -6,7 +6,7 @@
                inlined
     output     the last of them, which stores what the function returns
     elsewhere  what has another shape, as the product of an image and a number for each channel, with what follows it:
-               passes of their own, by `plain.py`
+               separate passes, by `plain.py`
 
 A schedule tiles the loops of the output and computes the anchor within them.
 """

@@ -49,18 +49,17 @@ def schedule(s: Schedule, blocks: Sequence[SBlockRV], cores: Cores) -> bool:
     Raises:
         ScheduleError: where TVM refuses a step.
     """
-    passes = [block for block in blocks if not (_is_inlined(s, block, cores) and _inlined(s, block))]
+    passes = []
+    for block in blocks:
+        if _is_inlined(s, block, cores):
+            try:
+                s.compute_inline(block)
+                continue
+            except ScheduleError:  # what the function returns, or what is not computed element by element
+                pass
+        passes.append(block)
     are_scheduled = [schedule_block(s, block, cores) for block in passes]
     return any(are_scheduled)
-
-
-def _inlined(s: Schedule, block: SBlockRV) -> bool:
-    """Compute a block where it is read; return False for what a function returns, or does not compute by elements."""
-    try:
-        s.compute_inline(block)
-    except ScheduleError:
-        return False
-    return True
 
 
 def _is_inlined(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
@@ -69,7 +68,7 @@ def _is_inlined(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
     consumers = [s.get(consumer) for consumer in s.get_consumers(block)]
     if not consumers or any(int(axis.iter_type) != SPATIAL for axis in node.iter_vars):
         return False
-    if _is_vector(node, cores) and not _is_linear(node) and not all(_is_vector(each, cores) for each in consumers):
+    if not _is_linear(node) and _is_vector(node, cores) and not all(_is_vector(each, cores) for each in consumers):
         return False  # as a resize of blocked images that becomes a plain one
     calls: list[str] = []
 
