@@ -26,7 +26,7 @@ try:
 
     HAS_RELAY = True
 except ImportError:
-    HAS_RELAY = False
+    HAS_RELAY, NETWORKS = False, {}
 
 MODELS = (
     *("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3"),
@@ -41,7 +41,9 @@ GAIN = {"light_shufflenet": 0.6, "resnet-50": 0.8}
 
 def load(name: str) -> Model:
     """Load a name that `frontends.load` knows, `light_NAME` of onnx, `centerface`, one of the tests', or a file."""
-    if HAS_RELAY and name in NETWORKS:
+    if name in MODELS and not HAS_RELAY:
+        return frontends.load(exported(name))
+    if name in NETWORKS:
         return as_model(name, *relay_module(name))
     if name.startswith("light_"):
         return light(name)
@@ -61,8 +63,6 @@ def load_lively(described: str) -> Model:
     Built-in networks get weights under which outputs differ: as they come, all classes are about equally likely.
     """
     name, _, side = described.partition("@")
-    if name in MODELS and not side and not HAS_RELAY:
-        return frontends.load(exported(name))
     shapes = frontends.parse_shapes(side if ":" in side else f"data:[1,3,{side},{side}]") if side else None
     model = frontends.load(name, shapes) if shapes else load(name)
     return lively(model) if model.format == "relay.testing" else model
