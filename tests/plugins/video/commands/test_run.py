@@ -11,6 +11,7 @@ import pytest
 from tests.cli.test_bad_input import fails
 from tvm_pipeline import Stage
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.report.tables import fps
 from tvm_pipeline.runtime.live_pipeline import LivePipeline
 
 
@@ -43,7 +44,7 @@ def test_a_report_has_the_measured_figures_and_an_overlay_changes_pixels(cli, bu
     assert difference[-14:, :40].max() > 50  # text at the bottom left, and nothing elsewhere
     assert difference[:48].max() < 20
     report = (folder / "report.md").read_text()
-    assert f"at **{outcome.json['measured']['throughput_fps']:.3g} frames a second**" in report
+    assert f"at **{fps(outcome.json['measured']['throughput_fps'])} frames a second**" in report
     assert {path.name for path in folder.iterdir()} == {"report.md", "frame.png", "gantt.png", "graph.png"}
     plan = tmp_path / "plan.txt"
     plan.write_text(next(block for block in report.split("```\n") if block.startswith("plan ")))
