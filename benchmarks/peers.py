@@ -38,6 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import avx2_only
 import numpy as np
 import onnx
 from networks import load_lively
@@ -60,6 +61,7 @@ from tvm_pipeline.workflow.steps import REPEATS
 PEERS = {
     "OpenVINO": ("openvino==2026.4.1",),
     "onnxruntime": ("onnxruntime==1.32.0",),
+    "TFLite": ("ai-edge-litert==2.3.0",),
     "MNN": ("MNN==3.6.1", "onnx==1.23.2"),
     "IREE": ("iree-base-compiler[onnx]==3.13.0", "iree-base-runtime==3.13.0"),
     # Without what ExecuTorch and onnx2torch name beside these: for other systems, for training and for other networks.
@@ -96,14 +98,12 @@ def main() -> None:
     parser.add_argument(
         "--tune", type=float, default=0.0, help="seconds for each network, which then runs tuned as well"
     )
-    parser.add_argument("--avx2", action="store_true", help="with AVX2 alone, beside OpenVINO with AVX2 alone")
+    parser.add_argument("--avx2", action="store_true", help="all engines as on a processor with AVX2 alone")
     parser.add_argument("--short", action="store_true", help="one small network, briefly: proves that it works")
     parser.add_argument("--json", type=Path, help="also write all turns here")
     options = parser.parse_args()
     if options.short:
         options.models, options.rounds, options.seconds, options.tune = ["branching"], 1, 0.05, 1e-3
-    if options.avx2:  # onnxruntime cannot be told
-        options.peers, os.environ["ONEDNN_MAX_CPU_ISA"] = ["OpenVINO"], "AVX2"
     if "all" in options.peers:
         options.peers = list(PEERS)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
@@ -121,7 +121,10 @@ def _of_kernels(part: str, options: argparse.Namespace) -> bool:
 
 def engines(console: Console, options: argparse.Namespace) -> bool:
     """Run all settings of all engines in turns; return whether their outputs agree."""
-    pythons = {peer: python for peer in options.peers if (python := peer_python(peer, install=not options.short))}
+    peers = dict.fromkeys([*options.peers, *(["TFLite"] if options.avx2 else [])])
+    pythons = {
+        peer: python for peer in peers if (python := peer_python(peer, install=not options.short, avx2=options.avx2))
+    }
     if options.short:
         check_process()
     races = []
@@ -136,10 +139,15 @@ def engines(console: Console, options: argparse.Namespace) -> bool:
     return all(each.agrees for each in races)
 
 
-def peer_python(peer: str, install: bool) -> Path | None:
-    """Return the Python of a peer's environment; None, with the reason on the console, where there is none."""
+def peer_python(peer: str, install: bool, avx2: bool = False) -> Path | None:
+    """Return the Python of a peer's environment; None, with the reason on the console, where there is none.
+
+    Args:
+        avx2: an environment in which the peer sees a processor with AVX2 alone; see `avx2_only.py`.
+    """
     requirements = PEERS[peer]
-    folder = cache_folder() / "tools" / f"peer-{requirements[0]}-{sys.version_info.major}.{sys.version_info.minor}"
+    name = f"peer-{requirements[0]}-{sys.version_info.major}.{sys.version_info.minor}{'-avx2' if avx2 else ''}"
+    folder = cache_folder() / "tools" / name
     done, python = folder / "installed", folder / "bin" / "python"
     if done.exists():
         return python
@@ -151,6 +159,8 @@ def peer_python(peer: str, install: bool) -> Path | None:
     if subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=False).returncode:
         CONSOLE.print(f"{peer} cannot be installed and does not run. Is a package registry within reach?")
         return None
+    if avx2:
+        avx2_only.hide(folder)
     done.touch()
     return python
 
@@ -214,7 +224,7 @@ class Peer:
         command = [str(python), "-c", "import sys, peer_engines; peer_engines.serve(*sys.argv[1:])"]
         self._process = subprocess.Popen(
             [*command, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **avx2_only.preloaded(python)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -375,7 +385,7 @@ def race(name: str, pythons: dict[str, Path], options: argparse.Namespace) -> Ra
 def readers(model: Model, peers: list[str]) -> list[str]:
     """Return the engines that read the network and are installed."""
     if model.format != "tflite":
-        return peers
+        return [peer for peer in peers if peer != "TFLite"]
     return [*(peer for peer in peers if peer == "OpenVINO"), "TFLite"]  # which the environment of this project has
 
 
