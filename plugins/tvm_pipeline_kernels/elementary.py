@@ -18,7 +18,7 @@ LOG2_HIGH, LOG2_LOW = 0.693359375, -2.12194440e-4
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 # Fitted by Lawson's algorithm, which makes the greatest error least: tanh x = x + x^3 P(x^2) and erf x = x + x P(x^2)
 # below the bound, and erf x = 1 - e^-(x + x P(x)) from there to 4.
-TANH_BOUND = 0.9
+TANH_BOUND, TANH_MOST = 0.9, 10  # tanh 10 is 1 in float32
 TANH_NEAR = (
     *(-4.5545989999e-4, 2.5826676283e-3, -8.2645434886e-3, 2.1663542837e-2, -5.3929302841e-2, 1.3332977891e-1),
     -3.3333322406e-1,
@@ -44,13 +44,19 @@ def exp(x: Any) -> Any:
 
 
 def _exp(x: Any) -> Any:
+    value = _exp_between(x, tir.max(tir.min(x, _number(MOST)), _number(LEAST)))
+    value = tir.Select(x < _number(LEAST), _number(0), value)
+    return tir.Select(x > _number(MOST), _number(float("inf")), value)
+
+
+def _exp_between(x: Any, bounded: Any) -> Any:
+    """Return e to the power of x, where x is `bounded`, which is from LEAST to MOST."""
+
     def of_parts(power: Any, rest: Any) -> Any:
         terms = _polynomial(rest, EXP) * (rest * rest) + rest + _number(1)
         half = (tir.Cast("int32", power) + tir.const(126, "int32")) << tir.const(23, "int32")  # of 2^power: its bits
-        value = tir.Select(x < _number(LEAST), _number(0), terms * _number(2) * tir.reinterpret("float32", half))
-        return tir.Select(x > _number(MOST), _number(float("inf")), value)
+        return terms * _number(2) * tir.reinterpret("float32", half)
 
-    bounded = tir.max(tir.min(x, _number(MOST)), _number(LEAST))
     return _named(
         tir.floor(bounded * _number(1.44269504088896341) + _number(0.5)),
         lambda power: _named(
@@ -66,12 +72,13 @@ def sigmoid(x: Any) -> Any:
 
 def tanh(x: Any) -> Any:
     """Return the hyperbolic tangent: a polynomial near 0, else 1 - 2 / (e^2x + 1). Errors are below 2 ulp."""
-    return _odd(
-        x,
-        TANH_BOUND,
-        lambda x: x + x * (x * x) * _polynomial(x * x, TANH_NEAR),
-        lambda size: _number(1) - _number(2) / (exp(size + size) + _number(1)),
-    )
+
+    def far(size: Any) -> Any:
+        bounded = tir.Select(size > _number(TANH_MOST), _number(TANH_MOST), size)
+        power = _named(bounded + bounded, lambda double: _exp_between(double, double))
+        return _number(1) - _number(2) / (power + _number(1))
+
+    return _odd(x, TANH_BOUND, lambda x: x + x * (x * x) * _polynomial(x * x, TANH_NEAR), far)
 
 
 def erf(x: Any) -> Any:
@@ -79,7 +86,8 @@ def erf(x: Any) -> Any:
 
     def far(size: Any) -> Any:
         bounded = tir.Select(size > _number(ERF_MOST), _number(ERF_MOST), size)
-        return _named(bounded, lambda size: _number(1) - exp(-(size + size * _polynomial(size, ERF_FAR))))
+        exponent = _named(bounded, lambda size: -(size + size * _polynomial(size, ERF_FAR)))  # above -19
+        return _number(1) - _named(exponent, lambda exponent: _exp_between(exponent, exponent))
 
     return _odd(x, ERF_BOUND, lambda x: x + x * _polynomial(x * x, ERF_NEAR), far)
 
@@ -87,10 +95,12 @@ def erf(x: Any) -> Any:
 def _odd(x: Any, bound: float, near: Callable[[Any], Any], far: Callable[[Any], Any]) -> Any:
     """Return `near` of x below a bound, and else `far` of its size with its sign."""
 
-    def signed(x: Any, value: Any) -> Any:
-        return tir.Select(tir.abs(x) < _number(bound), near(x), tir.Select(x < _number(0), -value, value))
+    def signed(x: Any) -> Any:
+        sign = tir.reinterpret("int32", x) & tir.const(-(2**31), "int32")
+        value = tir.reinterpret("float32", tir.reinterpret("int32", far(tir.abs(x))) | sign)
+        return tir.Select(tir.abs(x) < _number(bound), near(x), value)
 
-    return _named(x, lambda x: _named(far(tir.abs(x)), lambda value: signed(x, value)))
+    return _named(x, signed)
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
