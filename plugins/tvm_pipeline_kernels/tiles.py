@@ -108,7 +108,7 @@ def tiles(
         for rows in range(1, min(height, MOST_STREAMS // blocks) + 1):
             for columns in range(1, min(width, MOST_COLUMNS) + 1):
                 weights, sums = blocks * vectors, blocks * vectors * rows * columns
-                if sums + weights + 1 < registers:
+                if sums + weights + (2 if weights == 1 else 1) <= registers:
                     loads = CYCLES_PER_WEIGHT * weights + CYCLES_PER_INPUT * rows * columns
                     streams = CYCLES_PER_STREAM * blocks * vectors * rows
                     cycles = max(1.0, SUMS_TO_HIDE_LATENCY / sums) * (1 + (loads + streams) / sums)
