@@ -2,43 +2,26 @@
 
     taskset -c 1 python benchmarks/winograd.py                                  # layers, in CPU time
     taskset -c 1 python benchmarks/winograd.py --target "llvm -mcpu=x86-64-v3"  # the same by AVX2
-    taskset -c 1 python benchmarks/winograd.py --models resnet-18 net.onnx      # networks
     taskset -c 1 python benchmarks/winograd.py --short                          # one small layer, for CI
 
-layers    Each layer with the direct convolution, and with every form of Winograd's algorithm that tuning tries, each
-          with caches full of other data before it: the fastest of each. GFLOPS count the products of a direct
-          convolution, so Winograd's may exceed the peak of the core. "apart" is the largest difference from a direct
-          convolution in float64, over the largest output. The form that the static rule takes has a star.
-networks  Each network is compiled with `--tolerance 0` and with 1e-5, and both run in turns. "error" is the largest
-          difference of an output from the network in float64, over its largest value: for a frame of noise, and the
-          worst of --frames pictures of a video.
+Each layer is computed with the direct convolution, and with every form of Winograd's algorithm that tuning tries, each
+with caches full of other data before it: the fastest of each. GFLOPS count the products of a direct convolution, so
+Winograd's may exceed the peak of the core. "apart" is the largest difference from a direct convolution in float64, over
+the largest output. The form that the static rule takes has a star. It runs with Relay; tolerance.py has whole networks.
 
-The exit status is 1 where a layer is further off than LIMIT says, or a network by more than its tolerance and than
-direct sums are.
+The exit status is 1 where a layer is further off than LIMIT says.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import av
 import numpy as np
-from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
 
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.backends.ports import Port, noise
-from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.core.model import TOLERANCE
 from tvm_pipeline.report import TextTable
 from tvm_pipeline_kernels.choices import (
     Choice,
@@ -52,12 +35,8 @@ from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
 from tvm_pipeline_kernels.tuning.candidates import Candidate, Stopwatch, Task
 from tvm_pipeline_kernels.tuning.targets import cores_of
 from tvm_pipeline_kernels.winograd import Winograd
-from tvm_pipeline_tvm.float64 import worst_error
 from tvm_pipeline_tvm.host.detection import host_target
-from tvm_pipeline_tvm.relay.build import as_compiled, build_library
 from tvm_pipeline_tvm.relay.fold import fast_build
-from tvm_pipeline_tvm.relay.importer import import_model
-from tvm_pipeline_tvm.relay.reference import in_float64
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -73,34 +52,11 @@ CONSOLE = Console(width=160)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--models", nargs="+", default=[], help="networks, in place of layers: NAME, FILE, FILE@name:[shape]"
-    )
     parser.add_argument("--target", default=host_target(), help="of the code; this processor's without it")
-    parser.add_argument("--rounds", type=int, default=15, help="of the networks")
-    parser.add_argument("--frames", type=int, default=8, help="pictures whose error is measured")
     parser.add_argument("--short", action="store_true", help="one small layer in three forms, for CI")
     options = parser.parse_args()
     tvm.get_global_func("runtime.config_threadpool")(-2, 1, [str(max(os.sched_getaffinity(0)))])
     load = f"{options.target}, one core, one thread, load average {os.getloadavg()[0]:.1f}"
-    if options.models:
-        found = []
-        for name in options.models:
-            found.append(network(name, options))
-            CONSOLE.print("  ", *found[-1][0], style="dim", highlight=False)
-        rows, right = zip(*found, strict=True)
-        columns = (
-            "network",
-            "direct, ms",
-            "Winograd's, ms",
-            "ratio (least-largest)",
-            "kernels",
-            "noise",
-            "pictures",
-            "direct",
-        )
-        CONSOLE.print(TextTable(f"Networks, {load}", columns, rows))
-        raise SystemExit(not all(right))
     sizes = ((16, 16, 8),) if options.short else LAYERS
     layers = [layer(*size, options.target, 3 if options.short else None) for size in sizes]
     columns = ("layer", "form", "CPU us", "GFLOPS", "direct / this", "apart")
@@ -161,68 +117,6 @@ def _direct(data: Array, weights: Array) -> Array:
     padded = np.pad(data.astype("float64"), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     return np.maximum(np.einsum("nchwij,ocij->nohw", windows, weights.astype("float64"), optimize=True), 0)
-
-
-def network(name: str, options: argparse.Namespace) -> tuple[tuple[str, ...], bool]:
-    """Return the row of a network, and whether its outputs are as near as they must be."""
-    model = load_lively(name)
-    libraries = [build_library(replace(model, tolerance=one), options.target) for one in (0.0, TOLERANCE)]
-    mod, params = import_model(model)
-    mod = as_compiled(mod, params)
-    frames = [{tensor.name: noise(Port.of(tensor)) for tensor in libraries[0].inputs}]
-    frames += pictures(libraries[0].inputs, options.frames)
-    exact = [in_float64(mod, params, frame) for frame in frames]
-    executors = [graph_executor.create(json.dumps(one.graph), one.module, tvm.cpu()) for one in libraries]
-    errors = []
-    for executor, library in zip(executors, libraries, strict=True):
-        executor.set_input(**library.params)
-        errors.append(
-            [worst_error(_outputs(executor, frame), right) for frame, right in zip(frames, exact, strict=True)]
-        )
-    times = np.array([[_timed(executor) for executor in executors] for _ in range(options.rounds)])
-    ratios, tuning = times[:, 0] / times[:, 1], libraries[1].tuning
-    figures = (f"{1e3 * figure:.2f}" for figure in np.median(times, axis=0))
-    gained = f"{np.median(ratios):.3f} ({ratios.min():.3f}-{ratios.max():.3f})"
-    kernels = f"{tuning.winograd} of {tuning.convolutions}"
-    near = f"{errors[1][0]:.1e}", f"{max(errors[1][1:], default=0.0):.1e}", f"{max(errors[0]):.1e}"
-    return (Path(name.partition("@")[0]).name, *figures, gained, kernels, *near), max(errors[1]) <= max(
-        TOLERANCE, *errors[0]
-    )
-
-
-def pictures(inputs: Sequence[Tensor], count: int) -> list[dict[str, Array]]:
-    """Return frames of the demo's video for a model with one image as its input; none for others."""
-    shape = inputs[0].shape
-    if len(inputs) > 1 or len(shape) != 4 or 3 not in (shape[1], shape[3]) or inputs[0].dtype != "float32":
-        return []
-    is_first = shape[1] == 3
-    height, width = shape[2:] if is_first else shape[1:3]
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "face_detector"))
-    from assets import VIDEO, fetch
-
-    found: list[dict[str, Array]] = []
-    with av.open(str(fetch(VIDEO))) as file:
-        for index, frame in enumerate(file.decode(video=0)):
-            if index % 25 == 0 and len(found) < count:
-                array = frame.reformat(width, height, "rgb24").to_ndarray().astype("float32") / 127.5 - 1
-                found.append(
-                    {inputs[0].name: np.ascontiguousarray(array.transpose(2, 0, 1) if is_first else array)[None]}
-                )
-    return found
-
-
-def _outputs(executor: Any, frame: dict[str, Array]) -> list[Array]:
-    executor.set_input(**frame)
-    executor.run()
-    return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
-
-
-def _timed(executor: Any) -> float:
-    """Return the seconds of a frame, behind one that fills the caches anew."""
-    executor.run()
-    begin_s = time.perf_counter()
-    executor.run()
-    return time.perf_counter() - begin_s
 
 
 if __name__ == "__main__":
