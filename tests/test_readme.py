@@ -68,8 +68,10 @@ def test_a_bare_machine_makes_the_demo_and_the_tests() -> None:
 
 
 def test_all_tests_run_and_the_demo_with_them() -> None:
-    """`.ci/run` sets TVM_PIPELINE_DEMO, with which tests/test_examples.py looks at what `make demo` writes."""
-    assert "TVM_PIPELINE_DEMO=1 make test-all" in CI
+    """tests/test_examples.py looks at what `make demo` of the bare machine wrote."""
+    assert re.search(r'(?m)^part .* BARE_DEMO="\$demo" bash \.ci/bare$', CI)
+    assert 'make "$goal" OUT="${BARE_DEMO:-out}"' in (ROOT / ".ci/bare").read_text()
+    assert 'TVM_PIPELINE_DEMO="$demo" make test-all' in CI
     assert "tvm-pipeline run examples/street/detector.tflite" in MAKEFILE
     assert hasattr(test_examples, "test_the_demo_writes_all_it_promises")
 

@@ -7,6 +7,7 @@ shapes. A child runs one test after another; the next one follows where it dies 
 
 from __future__ import annotations
 
+import pickle
 import re
 import socket
 import tempfile
@@ -24,6 +25,7 @@ import msgspec
 import numpy as np
 
 from tvm_pipeline.core.number_types import NARROW, dtype_of, is_float, widened
+from tvm_pipeline.files import cache_folder, write_bytes
 from tvm_pipeline.processes import Child, receive, send
 
 OUTCOMES = ("right", "rounded", "refused", "engine", "wrong", "foreign", "crashed", "hung")
@@ -105,10 +107,19 @@ def serve(order: bytes, channel: socket.socket) -> None:
 
 @cache
 def cases() -> Mapping[str, Any]:
-    """Return the tests that need no network, by name."""
+    """Return the tests that need no network, by name.
+
+    onnx computes them for six seconds. They are kept in the cache, for the other processes of a run.
+    """
+    import onnx
     from onnx.backend.test.loader import load_model_tests
 
-    found = {case.name: case for kind in _KINDS for case in load_model_tests(kind=kind)}
+    kept = cache_folder() / f"tests of onnx {onnx.__version__}"
+    try:
+        found = pickle.loads(kept.read_bytes())
+    except FileNotFoundError:
+        found = {case.name: case for kind in _KINDS for case in load_model_tests(kind=kind)}
+        write_bytes(kept, pickle.dumps(found))
     return {name: case for name, case in found.items() if case.model is not None or name not in _FAULTY}
 
 

@@ -36,12 +36,18 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | exported | {"GST_REGISTRY": str(tmp_path_factory.mktemp("gst") / "registry")}
 
 
-def application(environment: dict[str, str], scene: str, options: str) -> dict:
-    command = ["/usr/bin/python3", str(APPLICATION), scene, options]
+@pytest.fixture(scope="module")
+def scenes(environment, bundle) -> dict[str, dict]:
+    """What happened in the scenes that need no options: one process, as each takes seconds to start."""
+    return application(environment, f"model={bundle}", "live", "late", "seek", "restart", "stop")
+
+
+def application(environment: dict[str, str], options: str, *scenes: str) -> dict[str, dict]:
+    command = ["/usr/bin/python3", str(APPLICATION), options, *scenes]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    told: dict = json.loads(done.stdout.splitlines()[-1])
-    assert told["stopped"]
+    told: dict[str, dict] = json.loads(done.stdout.splitlines()[-1])
+    assert all(scene["stopped"] for scene in told.values())
     return told
 
 
@@ -63,7 +69,7 @@ def test_every_picture_goes_through_once_and_in_order(environment, bundle, tmp_p
 def test_boxes_are_regions_of_interest_and_drawn(environment, bundle, tmp_path: Path) -> None:
     (tmp_path / "found.py").write_text(FOUND)
     decoder = f"decoder={tmp_path / 'found.py'}:decode"
-    told = application(environment, "all", f"model={bundle} {decoder}")
+    told = application(environment, f"model={bundle} {decoder}", "all")["all"]
     assert told["regions"] == [[4, 6, 16, 24, 0.5]] * 40
     assert told["pts"] == [FRAME_NS * number for number in range(40)]
     source = ["videotestsrc", "pattern=black", "num-buffers=1", "!", "video/x-raw,format=RGB,width=64,height=48", "!"]
@@ -77,8 +83,8 @@ def test_boxes_are_regions_of_interest_and_drawn(environment, bundle, tmp_path: 
 
 
 @pytest.mark.thorough
-def test_a_live_source_learns_the_latency(environment, bundle) -> None:
-    told = application(environment, "live", f"model={bundle}")
+def test_a_live_source_learns_the_latency(scenes) -> None:
+    told = scenes["live"]
     live, least, _ = told["latency"]
     assert told["has_latency"]
     assert live
@@ -87,16 +93,16 @@ def test_a_live_source_learns_the_latency(environment, bundle) -> None:
 
 
 @pytest.mark.thorough
-def test_pictures_that_are_too_late_are_dropped_before_any_work(environment, bundle) -> None:
-    told = application(environment, "late", f"model={bundle}")
+def test_pictures_that_are_too_late_are_dropped_before_any_work(scenes) -> None:
+    told = scenes["late"]
     assert told["end"] == "eos"
     assert told["before"] <= len(told["pts"]) < 40
     assert told["dropped"] == 40 - len(told["pts"])
 
 
 @pytest.mark.thorough
-def test_a_seek_leaves_nothing_of_before(environment, bundle) -> None:
-    told = application(environment, "seek", f"model={bundle}")
+def test_a_seek_leaves_nothing_of_before(scenes) -> None:
+    told = scenes["seek"]
     assert told["end"] == "eos"
     after = told["pts"][told["pts"].index(1_000_000_000) :]
     assert after[0] == 1_000_000_000
@@ -104,9 +110,8 @@ def test_a_seek_leaves_nothing_of_before(environment, bundle) -> None:
 
 
 @pytest.mark.thorough
-def test_it_starts_again_and_stops_in_the_middle(environment, bundle) -> None:
-    assert len(application(environment, "restart", f"model={bundle}")["pts"]) == 80
-    application(environment, "stop", f"model={bundle}")
+def test_it_starts_again_and_stops_in_the_middle(scenes) -> None:
+    assert len(scenes["restart"]["pts"]) == 80  # and "stop" has stopped
 
 
 @pytest.mark.parametrize(

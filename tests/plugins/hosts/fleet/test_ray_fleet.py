@@ -72,6 +72,11 @@ def status(fleet: LocalFleet) -> FleetStatus:
     return msgspec.json.decode(done.stdout, type=FleetStatus)
 
 
+def served(url: str) -> FleetStatus:
+    with urllib.request.urlopen(f"{url}state", timeout=10.0) as answer:
+        return msgspec.json.decode(answer.read(), type=FleetStatus)
+
+
 def wait_for_lines(fleet: LocalFleet) -> None:
     """Wait for lines that were made from now on."""
     before = len(lines(fleet))
@@ -175,7 +180,7 @@ def test_a_second_host_of_a_name_is_refused(fleet: LocalFleet) -> None:
         assert "does not take the token of this key" in done.stderr
     finally:
         twin.close()
-    assert status(fleet).hosts["attic"].state == "alive"
+    wait_for_lines(fleet)
 
 
 @pytest.mark.thorough
@@ -188,20 +193,19 @@ def test_a_run_that_stays_watches_the_fleet(fleet: LocalFleet) -> None:
     try:
         wait_for(lambda: "watch the fleet at" in fleet.said("run"), 60.0, "the site")
         url = fleet.said("run").split("watch the fleet at ")[1].split(",")[0]
-        with urllib.request.urlopen(f"{url}state", timeout=10.0) as answer:
-            assert list(msgspec.json.decode(answer.read(), type=FleetStatus).hosts) == ["attic"]
+        assert list(served(url).hosts) == ["attic"]
         (fleet.folder / "fleet.toml").write_text(FLEET.replace('"gate"', '"gate yard"'))
         run.send_signal(signal.SIGHUP)
         wait_for(lambda: "its name must be one word" in fleet.said("run"), 30.0, "the mistake")
         (fleet.folder / "fleet.toml").write_text(FLEET.replace('"gate"', '"yard"'))
         run.send_signal(signal.SIGHUP)
         wait_for(lambda: lines(fleet)[-1]["camera"] == "yard", 30.0, "lines of the other camera")
+        wait_for(lambda: [duty.camera for duty in served(url).duties] == ["yard"], 10.0, "the duty of the other camera")
         run.terminate()
         assert run.wait(30.0) == 0
     finally:
         run.kill()
         run.wait()
-    assert [duty.camera for duty in status(fleet).duties] == ["yard"]
     check_lines(fleet)
 
 
