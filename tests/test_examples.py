@@ -38,6 +38,7 @@ def test_relay_passes():
     assert "pipeline close to plain TVM: True" in out
 
 
+@pytest.mark.needs("Relax")
 def test_ten_lines(tmp_path):
     out = run(EXAMPLES / "ten_lines.py", write_picture_net(tmp_path / "net.onnx"))
     assert "\n49 {" in out

@@ -89,6 +89,7 @@ def test_a_model_and_its_rewritten_one_are_two_in_the_cache(made) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.needs("Relax")
 def test_the_commands_take_a_rewritten_model(made, tmp_path, capfd, monkeypatch) -> None:
     path, compiled = made
     bundle, plan = tmp_path / "net.tar", tmp_path / "plan.txt"

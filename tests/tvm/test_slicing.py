@@ -19,7 +19,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.examples import examples
-from tests.support.networks import NETWORKS, Weights, as_model, every_tensor, image, relay_module
+from tests.support.networks import Weights, as_model, every_tensor, image, relay_module
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
@@ -67,9 +67,7 @@ def test_the_whole_as_one_stage_is_what_plain_tvm_computes(compiled: Compiled, c
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize(
-    "name", [name for name in NETWORKS if name not in ("splitting", "int8")]
-)  # see test_alignment.py
+@pytest.mark.parametrize("name", ["branching", "splitting", "two_in_two_out"])
 def test_every_cut_is_bit_exact(name: str, compiled: Compiled, cpu: Device, target: str) -> None:
     model = compiled(name)
     frame = random_frame(model.graph.inputs)

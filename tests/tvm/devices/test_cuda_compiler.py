@@ -23,8 +23,8 @@ from tvm_pipeline_tvm.devices.nvrtc import Nvrtc, nvrtc
 from tvm_pipeline_tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline_tvm.relay.fold import fast_build
 
-# Jetson Nano, TX2, Xavier and Orin.
-ARCHS = ("sm_53", "sm_62", "sm_72", "sm_87")
+# Jetson Nano and Orin, the oldest and the newest.
+ARCHS = ("sm_53", "sm_87")
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(32) first(float* out) { out[threadIdx.x] = 1; }
 extern "C" __global__ void second(float* out) { out[threadIdx.x] = unknown; }
@@ -37,7 +37,7 @@ int nvrtcGetSupportedArchs(int* archs) { *archs = 999; return 0; }
 """
 
 
-NETWORKS = ("branching", "splitting", "shapes")
+NETWORKS = ("branching", "shapes")
 # Builds that write other kernels for some architectures: int8 has an instruction of its own from sm_61 on.
 CHOSEN = (("mobile", "sm_87"), *(("int8", arch) for arch in ARCHS))
 
@@ -97,7 +97,7 @@ def assembled(source: Path, ptx: Path, arch: str) -> str:
 
 @pytest.mark.thorough
 def test_kernels_are_code_for_the_gpu(written: Path) -> None:
-    """NVIDIA's assembler takes them for each Jetson, and no kernel is out of registers."""
+    """NVIDIA's assembler takes them for these Jetsons, and no kernel is out of registers."""
     for network, arch in itertools.product(NETWORKS, ARCHS):
         said = assembled(written / f"{network}.cu", written / f"{network}-{arch}.ptx", arch)
         assert set(re.findall(r"(\d+) bytes spill stores", said)) == {"0"}

@@ -155,8 +155,8 @@ def check_bits(bench: Bench, target: Any, kinds: list[str]) -> None:
 @pytest.mark.parametrize(
     ("target", "kinds"),
     [
-        (TARGET, ["grouped", "depthwise", "transposed"]),
-        ("opencl -device=mali -max_num_threads=256", ["whole", "dense"]),
+        (TARGET, ["depthwise", "transposed"]),
+        ("opencl -device=mali -max_num_threads=256", ["dense"]),
     ],
 )
 def test_choices_have_the_bits_of_the_default(target: str, kinds: list[str]) -> None:

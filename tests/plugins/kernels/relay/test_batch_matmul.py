@@ -62,7 +62,7 @@ def test_products_are_those_of_numpy(batches, extents, transposed, level):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("target", [LEVELS[1], *TARGETS[-2:]])
+@pytest.mark.parametrize("target", [LEVELS[0], TARGETS[-1]])
 def test_attention_is_built_for_every_target(target):
     x = relay.var("x", shape=(2, 33, 24))
     shares = relay.nn.softmax(relay.nn.batch_matmul(x, x))
