@@ -34,7 +34,7 @@ class Block(nn.Module):
 class Network(nn.Module):
     def __init__(self):
         self.stem = nn.Conv2D(3, 64, 3, stride=2, padding=1)
-        self.blocks = nn.ModuleList([Block(64) for _ in range(3)])
+        self.blocks = nn.ModuleList([Block(64) for _ in range(2)])
         self.head = nn.Linear(64, 10)
 
     def forward(self, x):
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 # TVM's frontends for programs give weights as parameters; bound as constants they can be laid out for vectors.
 draw = np.random.default_rng(0)
-mod, parameters = Network().export_tvm(spec={"forward": {"x": nn.spec.Tensor((1, 3, 56, 56), "float32")}})
+mod, parameters = Network().export_tvm(spec={"forward": {"x": nn.spec.Tensor((1, 3, 40, 40), "float32")}})
 weights = {name: draw.standard_normal([int(n) for n in weight.shape]) / 20 for name, weight in parameters}
 weights = {name: tvm.runtime.tensor(weight.astype("float32")) for name, weight in weights.items()}
 mod = relax.transform.BindParams("forward", weights)(mod)
@@ -54,7 +54,7 @@ mod = tvm.IRModule({"main": mod["forward"].with_attr("global_symbol", "main")})
 
 # Only the speed: the module goes to tvm.compile as it is.
 target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-frames = [draw.standard_normal((1, 3, 56, 56)).astype("float32") for _ in range(8)]
+frames = [draw.standard_normal((1, 3, 40, 40)).astype("float32") for _ in range(8)]
 frame = tvm.runtime.tensor(frames[0])
 
 

@@ -76,7 +76,7 @@ def assert_as_good(problem: Problem) -> None:
 
 @pytest.mark.thorough
 @given(data=st.data(), together=st.booleans(), by_edges=st.booleans())
-@examples(12)
+@examples(8)
 def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool, by_edges: bool) -> None:
     objectives = BY_EDGES if by_edges else LEXICOGRAPHIC
     assert_as_good(data.draw(lexicographic_problems(objectives, operators=(2, 6), children_together=together)))

@@ -175,7 +175,7 @@ def nets(dtype: str) -> list[Net]:
 def test_values_are_those_of_exact_sums(dtype: str, lanes: int) -> None:
     target_of(lanes)
     target = f"llvm -mcpu={MCPU[lanes]}"
-    for net in nets(dtype):
+    for net in nets(dtype)[: None if dtype == "uint8" else 3]:
         model = net.model()
         compiled = on(model, target)
         rules = {rule for rule in compiled.libraries[target].rules.values() if not rule.startswith(("plain", "pool"))}

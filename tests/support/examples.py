@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import settings
 
-THOROUGH = 40  # examples of a test that states no number, and the most of any: `make fuzz` draws more
+THOROUGH = 25  # examples of a test that states no number, and the most of any: `make fuzz` draws more
 LEAST = 3
 
 
