@@ -18,7 +18,7 @@ def test_a_crash_ends_the_run_and_names_the_test(tmp_path: Path) -> None:
     (tmp_path / "test_crash.py").write_text(CRASHES)
     (tmp_path / "test_sound.py").write_text("def test_sound(): pass\n")
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    command += ["--numprocesses", "2", "--dist", "worksteal", "-p", "no:cacheprovider", str(tmp_path)]
+    command += ["--numprocesses", "1", "--dist", "worksteal", "-p", "no:cacheprovider", str(tmp_path)]
     # The run around this one tells its workers who they are by the environment.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path)

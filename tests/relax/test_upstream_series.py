@@ -19,6 +19,7 @@ from tests.support.parts import needs
 from tvm_pipeline_kernels.relax import TIR_PIPELINE, cpu_pipeline
 
 needs("git")
+pytestmark = pytest.mark.thorough  # TVM's tree with the patches takes seconds to make
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("tvm.relax.backend.cpu.", "tvm.s_tir.dlight.cpu.fused.")
@@ -123,6 +124,5 @@ def test_the_patched_tree_computes_our_bits(tree: Path) -> None:
         np.testing.assert_array_equal(output, expected)
 
 
-@pytest.mark.thorough
 def test_the_first_case_of_each_test_of_the_series_passes(tree: Path) -> None:
     run(sys.executable, "-c", TESTS, "tests/python/relax/test_cpu_pipeline.py", cwd=tree)

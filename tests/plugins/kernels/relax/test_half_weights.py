@@ -100,7 +100,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("lanes", "storage"), [(16, "bfloat16"), (8, "float16"), (4, "bfloat16")])
 def test_values_are_those_of_rounded_weights_bit_for_bit(lanes: int, storage: WeightType) -> None:
     """The kernels differ in how a weight is read alone, so sums are the same."""

@@ -145,7 +145,7 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
     thread = threading.Thread(target=kill)
     thread.start()
     outcome = cli(
-        "run", bundle, "--source", "synthetic:64x48@30:5000", "--decoder", name, "--results", lines,
+        "run", bundle, "--source", "synthetic:64x48@60:5000", "--decoder", name, "--results", lines,
         "--output", video, "--segment", 0.8, "--supervise",
     )  # fmt: skip
     thread.join()
