@@ -118,7 +118,7 @@ def test_every_tile_has_the_bits_of_the_rule(gpu: Device) -> None:
     assert {workload: task.calls for workload, task in tasks.items()} == {LARGE: 2, SMALL: 1}
     assert tasks[LARGE].macs == macs_of(LARGE) == 8 * 8 * 9 * 42
     possible = {workload: possible_choices(workload, emitter.cores) for workload in tasks}
-    places = (0, len(possible[LARGE]) // 2, -1)
+    places = (0, -1) if "opencl" in gpu.target else (0, len(possible[LARGE]) // 2, -1)
     candidates = [Candidate(LARGE, possible[LARGE][place], tasks[LARGE].functions) for place in places]
     emitter.compile(candidates)
     watch = emitter.stopwatch()

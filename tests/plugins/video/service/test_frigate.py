@@ -287,7 +287,7 @@ def test_a_stage_that_fails_ends_the_server_with_its_error(tmp_path):
     bundle = detector(NHWC, hooks={("op", name): raise_at(1, error) for name in ("d0", "d1")})
     plan = make_plan(bundle.graph, (["d0"], ["op"]))  # frame 0 warms it up
     endpoint = f"ipc://{tmp_path}/0"
-    with Pipeline(bundle.compiled, plan, bundle.platform) as pipeline, FrigateClient(endpoint, 2000) as client:
+    with Pipeline(bundle.compiled, plan, bundle.platform) as pipeline, FrigateClient(endpoint, 300) as client:
 
         def ask() -> None:
             with suppress(zmq.Again):  # the server is gone
