@@ -74,7 +74,7 @@ def holders(stick: Path) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("faults", [1, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("faults", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_faults_in_the_middle_of_a_stream_cost_no_frame_and_no_other_stage(usb, faults):
     model, platform = compiled(TWO)
     problem, plan = problem_of(model, platform), plan_of(model.graph, random_stages(model.graph, 2, 0))
