@@ -79,6 +79,7 @@ def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tm
 
 
 @pytest.mark.thorough
+@pytest.mark.needs("Relax")
 def test_instructions_that_this_processor_lacks_are_not_run(net):
     flags = Path("/proc/cpuinfo").read_text()
     if "x86" not in os.uname().machine or "amx_tile" in flags:

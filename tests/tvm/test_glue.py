@@ -120,7 +120,7 @@ def test_every_legal_cut_of_tangled_kernels_can_be_made_real(draw: Random) -> No
 
 @pytest.fixture(scope="module")
 def tangled(cpu: Device) -> RelayModel:
-    made = as_model("tangled", *tangled_module(3))
+    made = as_model("tangled", *tangled_module(2))
     return RelayModel.compile(made, [cpu.target], lambda _: None)
 
 
