@@ -65,7 +65,7 @@ def built(
 
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("lanes", "at_once"), AT_ONCE)
-@examples(12)
+@examples(8)
 @given(
     batch=st.sampled_from([1, 1, 2]),
     channels=st.sampled_from([3, 4, 6, 8, 16, 24, 32]),
@@ -110,7 +110,7 @@ def test_sums_of_all_channels(
 
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("lanes", "at_once"), AT_ONCE)
-@examples(12)
+@examples(8)
 @given(
     batch=st.sampled_from([1, 1, 2]),
     block=st.sampled_from([4, 8, 16]),
