@@ -122,3 +122,17 @@ def test_kernels_of_cpus_and_gpus_line_up() -> None:
     tensors = tuple(Tensor(str(param.name), (1, 8, 6, 5), "float32") for param in mod["main"].params)
     graph, _ = align("net", tensors, [each.kernels for each in found], [each.heads for each in found])
     assert [operator.kind for operator in graph.operators] == ["conv2d", "conv2d+add+sigmoid"]
+
+
+@pytest.mark.needs("kernels")
+def test_weights_that_several_kernels_read_are_kept_once() -> None:
+    """As an LSTM's steps do: each product packs the matrix anew."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["t"]),
+        helper.make_node("MatMul", ["t", "w"], ["y"]),
+    ]
+    found = flat(nodes, {"w": (24, 24)}, x=(1, 24))
+    assert [array.numpy().size for array in found.constants] == [24 * 24]
+    read = [index for call in found.calls for index in call.arguments if isinstance(index, int)]
+    assert read == [0, 0]

@@ -8,6 +8,7 @@ FuseOps gathers elementary operators into primitive functions, and FuseTIR makes
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, s_tir, tirx
 
@@ -52,7 +54,7 @@ class FlatModule:
         kernels: what each call computes.
         is_view: whether a call only shows its input under another shape.
         heads: the entries that are the module's outputs.
-        constants: the weights, each once.
+        constants: the weights, each once: the steps of an LSTM are given copies that were packed apart.
     """
 
     kernels: list[Kernel] = field(default_factory=list)
@@ -70,12 +72,16 @@ def flat_module(mod: tvm.IRModule) -> FlatModule:
     """
     flat, main = FlatModule(), mod["main"]
     entries: dict[Any, list[Entry]] = {param: [(-1, index)] for index, param in enumerate(main.params)}
-    numbers: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}  # of constants, and of what is in them
 
     def constant(value: Any) -> int:
         if value not in numbers:
-            numbers[value] = len(flat.constants)
-            flat.constants.append(value.value)
+            array = value.value.numpy()
+            content = str(value.value.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
+            if content not in numbers:
+                numbers[content] = len(flat.constants)
+                flat.constants.append(value.value)
+            numbers[value] = numbers[content]
         return numbers[value]
 
     def given(expr: Any) -> list[Entry | int]:
