@@ -73,7 +73,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_tvm": 18_800,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_130,
-    "plugins/tvm_pipeline_kernels": 10_300,
+    "plugins/tvm_pipeline_kernels": 10_320,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3860,
     "plugins/tvm_pipeline_video": 14_370,
