@@ -46,6 +46,10 @@ from tvm_pipeline.files import cache_folder
 
 # Without this every build looks for tuned schedules on the network. TVM reads it when it is imported.
 os.environ.setdefault("TOPHUB_LOCATION", "NONE")
+# How often a thread of a pool looks for work before it sleeps. TVM's own 300 000 times are 0.1 s on an idle core, and
+# many seconds on a busy one, as each look gives the core away. Pools of stages that have ended, and those that wait for
+# a frame, would take the cores from others: 1000 times are longer than the gaps between kernels.
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
 # TVM makes this folder when it is imported; without this line it is below the home of the user, and a service has none.
 os.environ.setdefault("TEST_DATA_ROOT_PATH", str(cache_folder() / "tvm"))
 if os.path.expanduser("~") == "~":  # a user without an entry in the password file: TVM names files of the home, too
