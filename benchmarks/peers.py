@@ -41,6 +41,7 @@ from typing import Any
 import avx2_only
 import numpy as np
 import onnx
+from core_distance import core_distance
 from networks import load_lively
 from peer_engines import SETTINGS, Turn, apart, repeated, take_turn
 from rich.console import Console
@@ -376,9 +377,12 @@ def race(name: str, pythons: dict[str, Path], options: argparse.Namespace) -> Ra
                 Ours("what the peers read", again, of_one_stage(again.graph, platform.devices[0].name), platform, frame)
             )
         turns: list[list[Turn]] = [[] for _ in settings]
+        before = core_distance()
         for round_ in range(options.rounds):
             for index in in_turn(range(len(settings)), round_):
                 turns[index].append(settings[index].take_turn(options.seconds))
+        if options.cores > 1:
+            CONSOLE.print(f"{name}: {before} before, {core_distance()} after", highlight=False)
         return Race(name, settings, turns, exact=model.format != "tflite")
 
 

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from core_distance import core_distance
 from rich.console import Console
 from rich.table import Table
 
@@ -39,8 +40,10 @@ def main() -> None:
         candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates
         for warning in profile.warnings:
             console.print(f"{name}: {warning}")
+        profiled = core_distance()
         measured = compare(compiled, platform, candidates, seconds=arguments.seconds, rounds=arguments.rounds)
         rows += [(name, result) for result in measured]
+        console.print(f"{name}: {profiled} when it was profiled, {core_distance()} at the end", highlight=False)
         show(console, name, measured)
     summary = summarise(rows)
     console.print(summary)
