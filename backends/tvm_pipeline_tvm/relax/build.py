@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 INDEX = "kernels.json"  # of a library: its _LibraryFile
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 7  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
+FORMAT = 8  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
 
 
 BoundCalls = list[tuple[Any, tuple[Any, ...]]]  # functions, as the module of their target has them, and their tensors
