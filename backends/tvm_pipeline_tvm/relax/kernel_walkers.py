@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax, s_tir, tirx
 
@@ -77,7 +76,7 @@ def flat_module(mod: tvm.IRModule) -> FlatModule:
     def constant(value: Any) -> int:
         if value not in numbers:
             array = value.value.numpy()
-            content = str(value.value.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
+            content = str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
             if content not in numbers:
                 numbers[content] = len(flat.constants)
                 flat.constants.append(value.value)
