@@ -223,9 +223,7 @@ def test_a_fault_while_plans_are_compared_ends_no_run(usb, tmp_path):
     assert command(*compiling, "-o", tmp_path / "net.tar").wait(300) == 0
     lines, opened = tmp_path / "out.jsonl", usb / "opened"
     opened.unlink()
-    running = command(
-        "run", tmp_path / "net.tar", "--source", "synthetic:32x32@200:20", "--results", lines, "--verify", 1
-    )
+    running = command("run", tmp_path / "net.tar", "--source", "synthetic:32x32@200:20", "--results", lines)
     while not (opened.exists() and opened.read_text().split().count("left") > 2 and make_fault(usb / "left")):
         assert running.poll() is None, running.communicate()
         time.sleep(0.001)
