@@ -1,7 +1,7 @@
 """How far the first two cores of this process are apart: nanoseconds until one sees what the other has written.
 
-    python benchmarks/core_distance.py          # once a second, until Ctrl-C
-    python benchmarks/core_distance.py --short  # once, for CI
+    python benchmarks/core_distance.py --times 60   # once a second
+    python benchmarks/core_distance.py --short      # once, for CI
 
 Cores that share a cache are some 25 ns apart, and others several times as far. The host of a virtual machine may move
 its cores at any time. Single threads then run as before, and a stage on two threads takes half as long again:
@@ -102,11 +102,10 @@ def _measured() -> Callable[[int, int, int], float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=10, help="how often, once a second")
     parser.add_argument("--short", action="store_true", help="once")
     options = parser.parse_args()
-    while True:
+    for number in range(1 if options.short else options.times):
+        time.sleep(1 if number else 0)
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {core_distance()}\n")
         sys.stdout.flush()
-        if options.short:
-            break
-        time.sleep(1)

@@ -390,7 +390,7 @@ def readers(model: Model, peers: list[str]) -> list[str]:
     """Return the engines that read the network and are installed."""
     if model.format != "tflite":
         return [peer for peer in peers if peer != "TFLite"]
-    return [*(peer for peer in peers if peer == "OpenVINO"), "TFLite"]  # which the environment of this project has
+    return [*(peer for peer in peers if peer == "OpenVINO"), "TFLite"]  # which this project's environment has, too
 
 
 class Race:

@@ -6,7 +6,7 @@
     taskset -c 1 python benchmarks/tolerance.py --short                                # a small network, for CI
 
 Each network is compiled with `--tolerance 0`, which is direct sums, and with the default, which lets Winograd's
-algorithm compute a layer. Both run in turns, with the TVM of Relax.
+algorithm compute a layer. Relax compiles both, and they run in turns.
 
 kernels    how many distinct ones Winograd's algorithm computes
 error      the largest difference of an output from the network in float64, over its largest value: the worst of noise
@@ -19,11 +19,12 @@ The exit status is 1 where a network is further off than direct sums are by more
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -133,16 +134,15 @@ def pictures(inputs: Sequence[Tensor], count: int) -> list[dict[str, Array]]:
     is_first = shape[1] == 3
     height, width = shape[2:] if is_first else shape[1:3]
 
-    def read() -> Iterator[dict[str, Array]]:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "face_detector"))
-        from assets import VIDEO, fetch
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "face_detector"))
+    from assets import VIDEO, fetch
 
-        with av.open(str(fetch(VIDEO))) as file:
-            for frame, _ in zip(file.decode(video=0), range(count), strict=False):
-                array = frame.reformat(width, height, "rgb24").to_ndarray().astype("float32") / 127.5 - 1
-                yield {inputs[0].name: np.ascontiguousarray(array.transpose(2, 0, 1) if is_first else array)[None]}
-
-    return list(read())
+    found = []
+    with av.open(str(fetch(VIDEO))) as file:
+        for frame in itertools.islice(file.decode(video=0), count):
+            array = frame.reformat(width, height, "rgb24").to_ndarray().astype("float32") / 127.5 - 1
+            found.append({inputs[0].name: np.ascontiguousarray(array.transpose(2, 0, 1) if is_first else array)[None]})
+    return found
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ def tiles(
         for rows in range(1, min(height, MOST_STREAMS // blocks) + 1):
             for columns in range(1, min(width, MOST_COLUMNS) + 1):
                 weights, sums = blocks * vectors, blocks * vectors * rows * columns
+                # Beside these stands a number of the input. With one vector of weights, full registers were no gain.
                 if sums + weights + (2 if weights == 1 else 1) <= registers:
                     loads = CYCLES_PER_WEIGHT * weights + CYCLES_PER_INPUT * rows * columns
                     streams = CYCLES_PER_STREAM * blocks * vectors * rows

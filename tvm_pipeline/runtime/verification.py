@@ -38,8 +38,9 @@ from tvm_pipeline.runtime.metering import metered
 _log = logging.getLogger(__name__)
 
 VERIFY_S = 10.0
-# The uncertainty of a prediction that states none. Predictions err by 2.5 % in the median and by 14 % at worst
-# (docs/figures.md), so two plans that are predicted to differ by less than twice this may be the other way round.
+# The uncertainty of a prediction that states none. Predictions of stages on one core err by 2.5 % in the median and by
+# 14 % at worst (docs/figures.md), so of two plans that are predicted to differ by less than twice this, either may be
+# the faster one.
 UNSTATED = 0.1
 # A turn of less has too few frames in steady state, or hardly more than the scheduler's time slices.
 TURN_S = 0.3
