@@ -30,7 +30,7 @@ from tvm_pipeline.processes import Child, receive, send
 
 OUTCOMES = ("right", "rounded", "refused", "engine", "wrong", "foreign", "crashed", "hung")
 LONGEST_S = 120.0
-_KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+_IN_FILES = ("simple", "pytorch-converted", "pytorch-operator")
 # onnx 1.16 expects numbers that wrap around, where the operator is to saturate, or the reverse, and a bfloat16 without
 # its last digits, where it is to be rounded; onnx has mended its tests since.
 _FAULTY = {
@@ -109,18 +109,21 @@ def serve(order: bytes, channel: socket.socket) -> None:
 def cases() -> Mapping[str, Any]:
     """Return the tests that need no network, by name.
 
-    onnx computes them for six seconds. They are kept in the cache, for the other processes of a run.
+    A new onnx computes those of single nodes for five seconds. They are kept in the cache, for the other processes of a
+    run. The others are files of this environment, whose places no other environment may learn.
     """
     import onnx
     from onnx.backend.test.loader import load_model_tests
 
-    kept = cache_folder() / f"tests of onnx {onnx.__version__}"
+    kept = cache_folder() / f"node tests of onnx {onnx.__version__}"
     try:
         found = pickle.loads(kept.read_bytes())
     except FileNotFoundError:
-        found = {case.name: case for kind in _KINDS for case in load_model_tests(kind=kind)}
-        write_bytes(kept, pickle.dumps(found))
-    return {name: case for name, case in found.items() if case.model is not None or name not in _FAULTY}
+        found = load_model_tests(kind="node")
+        if all(case.model is not None for case in found):
+            write_bytes(kept, pickle.dumps(found))
+    found += [case for kind in _IN_FILES for case in load_model_tests(kind=kind)]
+    return {case.name: case for case in found if case.model is not None or case.name not in _FAULTY}
 
 
 def verdict(case: Any, compiler: str) -> Verdict:
