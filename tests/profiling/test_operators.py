@@ -227,6 +227,13 @@ def test_a_spread_beyond_the_threshold_is_a_warning(clock: Clock, factor: float,
         assert warning.endswith("stop other programs and profile again")
 
 
+def test_the_spread_of_several_cores_is_not_blamed_on_other_programs_alone(clock: Clock) -> None:
+    machine = chain_machine(clock, {"both": (alternating(MS, 2 * BUSY_SPREAD),) * 2})
+    (warning,) = measured(machine, Platform("both cores", (Device("both", "fake", (0, 1)),))).warnings
+    assert warning.startswith("the cores of device both were not equally fast together while chain was measured")
+    assert "moves its cores apart" in warning and "busy with" not in warning
+
+
 def test_the_spread_of_an_operator_counts_by_its_seconds(clock: Clock) -> None:
     """A tiny operator may vary as it likes; a large one may not."""
     tiny, large = alternating(0.01 * MS, 1.0), alternating(10 * MS, 2 * BUSY_SPREAD)

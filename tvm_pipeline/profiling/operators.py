@@ -113,11 +113,20 @@ def figures(graph: OperatorGraph, rounds: Rounds, strict: bool) -> tuple[dict[De
 
 
 def _spread(group: Sequence[Device], figures: DeviceProfile, graph: OperatorGraph) -> list[str]:
-    """Return a warning where the slower operators have so much spread that another program used the devices."""
-    spread = figures.mean_spread
+    """Return a warning where the slower operators have so much spread that predictions will be off.
+
+    No reference kernel runs beside several cores. What slows them all is then seen by the spread alone, as where the
+    host of a virtual machine moves its cores apart (benchmarks/core_distance.py).
+    """
+    if (spread := figures.mean_spread) <= BUSY_SPREAD:
+        return []
+    while_measured = f"while {graph.name} was measured (spread {spread:.0%})"
     return [
-        f"device {device.name} was busy with something else while {graph.name} was measured (spread {spread:.0%}); "
-        "predictions will be as far off: stop other programs and profile again"
+        f"the cores of device {device.name} were not equally fast together {while_measured}; predictions for "
+        f"{device.name} will be as far off: other programs disturb them, or the host of this virtual machine moves its "
+        "cores apart. Stop other programs and profile again, or prefer devices of one core"
+        if len(device.cores) > 1
+        else f"device {device.name} was busy with something else {while_measured}; predictions will be as far off: stop "
+        "other programs and profile again"
         for device in group
-        if spread > BUSY_SPREAD
     ]
