@@ -84,13 +84,14 @@ docs: $(VENV)/.docs-stamp
 
 # Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
 # Most take networks of relay.testing, so they run in the environment with Relay. gpu_acceptance.py runs those of GPUs on a machine lent for minutes.
-OTHER_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py relax_gpu.py tolerance.py export_networks.py gpu_acceptance.py)
+OTHER_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py relax_gpu.py tolerance.py first_frame.py export_networks.py gpu_acceptance.py)
 
 bench: $(VENV)/.stamp
 	$(MAKE) TVM=relay ready
 	for script in $(filter-out $(OTHER_BENCHMARKS),$(wildcard benchmarks/*.py)); do grep -q '__main__' $$script || continue; .venv-relay/bin/python $$script || exit 1; done
 	$(BIN)/python benchmarks/relax.py --relay .venv-relay/bin/python
 	$(BIN)/python benchmarks/tolerance.py
+	$(BIN)/python benchmarks/first_frame.py
 
 clean:
 	rm -rf .venv .venv-relay $(VENV) out build dist site *.egg-info

@@ -31,8 +31,8 @@ _TOOLCHAINS = {
 }  # as Debian and most others name those of a processor
 
 
-def export_library(module: Any, path: Path, target: str) -> None:
-    """Write what TVM compiled as a shared library.
+def export_library(module: Any, path: Path, target: str, objects: Sequence[Path] = ()) -> None:
+    """Write what TVM compiled, and other objects of TVM, as a shared library.
 
     Args:
         module: of TVM: what `relay.build` or `tvm.compile` returns.
@@ -47,17 +47,17 @@ def export_library(module: Any, path: Path, target: str) -> None:
     Examples:
         export_library(factory.lib, folder / "kernels.so", "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72")
     """
-    processor = other_processor(target)
+    processor, addons = other_processor(target), [*map(str, objects)]
     try:
         if not processor:
-            module.export_library(str(path))
+            module.export_library(str(path), addons=addons)
             return
         linker = linker_for(processor)
 
         def link(output: str, objects: Sequence[str], **_: Any) -> None:
             _link(linker, [*objects], output)
 
-        module.export_library(str(path), fcompile=link)
+        module.export_library(str(path), fcompile=link, addons=addons)
     except (RuntimeError, OSError) as error:
         advice = "" if processor else "; a C compiler (gcc or clang) must be on the PATH"
         raise ModelError(f"cannot link the compiled kernels for {target}: {reason(error)}{advice}") from error

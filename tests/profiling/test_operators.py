@@ -230,8 +230,7 @@ def test_a_spread_beyond_the_threshold_is_a_warning(clock: Clock, factor: float,
 def test_the_spread_of_several_cores_is_not_blamed_on_other_programs_alone(clock: Clock) -> None:
     machine = chain_machine(clock, {"both": (alternating(MS, 2 * BUSY_SPREAD),) * 2})
     (warning,) = measured(machine, Platform("both cores", (Device("both", "fake", (0, 1)),))).warnings
-    assert warning.startswith("the cores of device both were not equally fast together while chain was measured")
-    assert "moves its cores apart" in warning and "busy with" not in warning
+    assert ", or the host of this virtual machine moved its cores apart, while chain was measured" in warning
 
 
 def test_the_spread_of_an_operator_counts_by_its_seconds(clock: Clock) -> None:

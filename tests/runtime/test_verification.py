@@ -153,6 +153,15 @@ def test_a_plan_that_is_clearly_worse_leaves_its_time_to_the_others() -> None:
     assert {measured.plan.scheduler for measured in decision.measured} == {"two", "replicas", "single"}
 
 
+def test_plans_of_the_same_speed_are_not_measured_on_and_on() -> None:
+    """The one with the lower latency is chosen, as soon as the other cannot be much faster."""
+    predicted = decision_of(two=100, replicas=99)
+    runs = Runs(two=96, replicas=97, latency_s={"two": 0.02, "replicas": 0.04}, machine=lambda turn: 1 + turn % 3)
+    decision = verified(problem_of(), predicted, runs, FOREVER)
+    assert choice(decision) == ("two", "measurement")
+    assert runs.turns == dict.fromkeys(runs.turns, LEAST_ROUNDS + 1)
+
+
 def test_a_plan_that_does_not_run_is_left_out() -> None:
     predicted = decision_of(two=100, replicas=95, single=60)
     runs = Runs(two=RunError("stage 1 on d1 is gone"), replicas=50, single=51)

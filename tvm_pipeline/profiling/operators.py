@@ -113,20 +113,15 @@ def figures(graph: OperatorGraph, rounds: Rounds, strict: bool) -> tuple[dict[De
 
 
 def _spread(group: Sequence[Device], figures: DeviceProfile, graph: OperatorGraph) -> list[str]:
-    """Return a warning where the slower operators have so much spread that predictions will be off.
+    """Return a warning where the slower operators have so much spread that another program used the devices.
 
-    No reference kernel runs beside several cores. What slows them all is then seen by the spread alone, as where the
-    host of a virtual machine moves its cores apart (benchmarks/core_distance.py).
+    It says what else slows several cores (benchmarks/core_distance.py), beside which no reference kernel runs.
     """
-    if (spread := figures.mean_spread) <= BUSY_SPREAD:
-        return []
-    while_measured = f"while {graph.name} was measured (spread {spread:.0%})"
+    spread = figures.mean_spread
+    moved = ", or the host of this virtual machine moved its cores apart," if len(group[0].cores) > 1 else ""
     return [
-        f"the cores of device {device.name} were not equally fast together {while_measured}; predictions for "
-        f"{device.name} will be as far off: other programs disturb them, or the host of this virtual machine moves its "
-        "cores apart. Stop other programs and profile again, or prefer devices of one core"
-        if len(device.cores) > 1
-        else f"device {device.name} was busy with something else {while_measured}; predictions will be as far off: stop "
-        "other programs and profile again"
+        f"device {device.name} was busy with something else{moved} while {graph.name} was measured (spread "
+        f"{spread:.0%}); predictions will be as far off: stop other programs and profile again"
         for device in group
+        if spread > BUSY_SPREAD
     ]

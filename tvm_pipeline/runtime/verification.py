@@ -54,7 +54,7 @@ TIED = 0.98
 # The share of the rate with many frames inside that the fewest must keep, in the median of so many rounds if there is
 # time for them. Turns of a shared machine differ by some percent; what keeps less than the second share is out at once.
 KEPT_RATE, LOST_RATE = 0.99, 0.9
-SLOT_ROUNDS, MOST_COUNTS = 9, 6
+SLOT_ROUNDS, MOST_COUNTS = 5, 4
 
 
 def verified(
@@ -360,8 +360,18 @@ class _Race:
         if missing > 1:
             while len(self._running) > 2 and missing * self._round_s() > left_s:
                 self._running.pop()
-        is_open = len(self._running) > 1 or (bool(self.failed) and self._rounds < LEAST_ROUNDS)
+        is_open = len(self._running) > 1 and not self._is_tied()
+        is_open = is_open or (bool(self.failed) and self._rounds < LEAST_ROUNDS)
         return is_open and self._rounds < MOST_ROUNDS and 0 < missing * self._round_s() <= left_s
+
+    def _is_tied(self) -> bool:
+        """Return whether no other plan can be faster than the one that is chosen now, by more than `TIED` allows."""
+        if self._rounds <= LEAST_ROUNDS or not self._keeps(best := self.best()):
+            return False
+        own = self._rates(best)
+        others = (self._rates(plan) for plan in self._running if plan != best)
+        ratios = ([rate / max(its, 1e-12) for rate, its in zip(rates, own, strict=True)] for rates in others)
+        return all(median_interval(each)[1] <= 1 / TIED for each in ratios)
 
     def _round_s(self) -> float:
         return sum(self._turn_s[plan] for plan in self._running)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -398,11 +400,33 @@ def _write_cpu(
     fused = kernel_passes.fused(mod, compiler, apart=True, tolerance=tolerance, choices=choices, storage=storage)
     flat = flat_module(fused)
     functions = functions_of(kernel_passes.kernels(fused, compiler, rules, workloads))
-    overwriting: dict[str, tuple[int, ...]] = {}
-    with tvm.transform.PassContext(instruments=[NoteOverwriting(overwriting)]):
-        executable = tvm.compile(functions, target=compiler, tir_pipeline=relax_kernels().tir_pipeline)
-    export_library(executable, folder / "kernels.so", target)
-    return flat, overwriting
+    return flat, _write_in_parts(functions, compiler, folder / "kernels.so", target)
+
+
+def _write_in_parts(
+    functions: tvm.IRModule, compiler: tvm.target.Target, path: Path, target: str
+) -> dict[str, tuple[int, ...]]:
+    """Compile scheduled functions on all cores into a library; return of each what its result may overwrite.
+
+    LLVM compiles a module on one core. No function calls another, so each may be in any module.
+    """
+    cores, every = len(os.sched_getaffinity(0)), [*functions.functions.items()]
+    count = min(2 * cores, len(every))  # two for each core, since some take longer than others
+
+    def write(index: int, compiled: Path) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        part = tvm.IRModule(dict(every[index::count]))
+        with tvm.transform.PassContext(instruments=[NoteOverwriting(found)]):
+            executable = tvm.compile(part, target=compiler, tir_pipeline=relax_kernels().tir_pipeline)
+        executable.mod.write_to_file(str(compiled), "o")
+        return found
+
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(cores) as pool:
+        objects = [Path(folder) / f"part{index}.o" for index in range(count)]
+        overwriting = [*pool.map(write, range(count), objects)]
+        nothing = tvm.compile(tvm.IRModule({}), target=compiler)
+        export_library(nothing, path, target, objects)
+    return {name: positions for found in overwriting for name, positions in found.items()}
 
 
 def _write_gpu(

