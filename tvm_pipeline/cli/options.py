@@ -108,8 +108,9 @@ VerifyOption = Annotated[
     float | None,
     typer.Option(
         "--verify",
-        help="Seconds, in all, in which candidates whose predictions are too close run side by side; the measured best "
-        f"is chosen. {VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
+        help="Seconds, at most, in which candidates whose predictions are too close run side by side; the measured "
+        "best is chosen. As many more find how few frames inside keep its rate. "
+        f"{VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
     ),
 ]
 DeadlineOption = Annotated[str | None, typer.Option("--deadline", help=with_options(HELP["deadline"]))]

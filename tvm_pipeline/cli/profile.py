@@ -39,9 +39,15 @@ def command(
     model: Annotated[str, typer.Argument(help="A model file, or with Relay a network such as resnet-50.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file for the profile, as JSON.")] = None,
     graph: Annotated[Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")] = None,
-    repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = REPEATS,
+    repeats: Annotated[
+        int,
+        typer.Option(help="Passes over the model for each device; fewer if they take over 10 s, unless `--strict`."),
+    ] = REPEATS,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail rather than write figures that another program disturbed.")
+        bool,
+        typer.Option(
+            "--strict", help="Make all passes, and fail rather than write figures that another program disturbed."
+        ),
     ] = False,
     power: Annotated[
         bool,

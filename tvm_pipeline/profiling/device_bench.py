@@ -50,20 +50,18 @@ class Bench:
     def close(self) -> None:
         self.runner.close()
 
-    def alone(self, rows: int, passes: int, skipped: int = 0) -> None:
+    def alone(self, rows: int, passes: int) -> None:
         """Time operators, transfers and the whole model while no other device works.
 
         Args:
             rows: passes in which operators and transfers are timed; none for 0.
             passes: passes over the whole model; none for 0.
-            skipped: first passes over the operators that do not count. A first one is slow, which the median of many
-                passes leaves out.
         """
 
         def measure() -> None:
             with self._spending():
                 if rows:
-                    self._time_operators(rows, skipped)
+                    self._time_operators(rows)
                 if passes:
                     self.measured.whole += self._passes(passes)
 
@@ -101,12 +99,12 @@ class Bench:
         yield
         self.spent_s += time.perf_counter() - begin
 
-    def _time_operators(self, repeats: int, skipped: int) -> None:
-        """Time operators, then transfers, after a first one of each size that does not count."""
+    def _time_operators(self, repeats: int) -> None:
+        """Time operators, then transfers, after a first pass and a first transfer of each size that do not count."""
         with Watch(self.device.cores) as watch:
             watch.begin()
-            seconds = self._operator_seconds(repeats + skipped)
-            self.measured.operators.append(Rows(seconds[skipped:], watch.end()))
+            seconds = self._operator_seconds(repeats + 1)
+            self.measured.operators.append(Rows(seconds[1:], watch.end()))
             self._compiled.time_transfers(self.device, SIZES, 1)
             watch.begin()
             samples = self._compiled.time_transfers(self.device, SIZES, repeats)

@@ -53,8 +53,10 @@ def profile_model(
     say where the machine was throttled meanwhile.
 
     Args:
-        repeats: passes over the model for each device, spread over the rounds.
-        strict: try for at least 20 s and at most 60 s, and raise ProfileError where the figures are still doubtful.
+        repeats: passes over the model for each device, spread over the rounds; fewer, and 8 at least, where all would
+            take longer than 10 s.
+        strict: make all passes, try for at least 20 s and at most 60 s, and raise ProfileError where the figures are
+            still doubtful.
         root: the folder with the files of the system that tell whether the machine is throttled.
 
     Examples:

@@ -8,6 +8,7 @@ Next: `estimates.py` (the figures) and `disturbance.py` (what counts as disturbe
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from tvm_pipeline.profiling.twins import equal_devices, slower
 _log = logging.getLogger(__name__)
 
 ROUNDS = 4
+LEAST_EACH = 2  # passes in a round
+LONGEST_S = 10.0  # that all rounds take together, where more than the least passes would take longer
 RETRIED_ROWS = 2  # few, so that they fit between two loads
 
 
@@ -30,25 +33,28 @@ class Rounds:
 
     Args:
         benches: one for each device.
-        repeats: passes over the model for each device.
+        repeats: passes over the model for each device; fewer, down to 8, where they would take longer than LONGEST_S.
         look: is called before each measurement.
-        strict: whether to try for longer.
+        strict: whether to try for longer, and to make all passes however long they take.
 
     Attributes:
         groups: devices whose measurements count as those of one, because they are equal.
-        least: how many undisturbed passes are enough.
         again_s: seconds spent on measuring again.
         differences: what was seen of differences between equal devices, as sentences.
     """
 
     def __init__(self, benches: Mapping[Device, Bench], repeats: int, look: Callable[[], object], strict: bool) -> None:
         self._benches, self._look, self._strict = benches, look, strict
-        self._each = max(repeats // ROUNDS, 2)
-        self.least = self._each * ROUNDS // 2
+        self._each = max(math.ceil((repeats - LEAST_EACH) / (ROUNDS - 1)), LEAST_EACH)
         self.groups = equal_devices(benches)
         self._sets = [devices for devices in disjoint_sets(benches) if len(devices) > 1]
         self._paused_s = self.again_s = 0.0
         self.differences: list[str] = []
+
+    @property
+    def least(self) -> int:
+        """How many undisturbed passes of a device are enough; twice as many are tried for."""
+        return (LEAST_EACH + (ROUNDS - 1) * self._each) // 2
 
     @property
     def spent_s(self) -> float:
@@ -58,13 +64,16 @@ class Rounds:
     def measure(self) -> None:
         """Measure everything."""
         for round_ in range(ROUNDS):
-            of = f"round {round_ + 1} of {ROUNDS}"
+            of, each = f"round {round_ + 1} of {ROUNDS}", self._each if round_ else LEAST_EACH
             for device, bench in self._benches.items():
                 self._begin(f"operators on {device.name}, {of}")
-                bench.alone(self._each, self._each)
+                bench.alone(each, each)
             for devices in self._sets:
                 self._begin(f"{_names(devices)} together, {of}")
-                together([self._benches[device] for device in devices], self._each)
+                together([self._benches[device] for device in devices], each)
+            if not (round_ or self._strict):
+                left_s, pass_s = LONGEST_S - self.spent_s, max(self.spent_s / LEAST_EACH, 1e-12)
+                self._each = max(min(self._each, int(left_s / pass_s) // (ROUNDS - 1)), LEAST_EACH)
         once_s = self.spent_s
         patience = Patience(once_s, self._strict)
         while patience.lasts(self.spent_s, sum(map(sum, (lacking := self._lacking()).values()))):
@@ -101,7 +110,7 @@ class Rounds:
         for device, (rows, passes, _) in lacking.items():
             if rows or passes:
                 self._begin(f"operators on {device.name} again, because another program disturbed them")
-                self._benches[device].alone(min(rows, RETRIED_ROWS), min(passes, self._each), skipped=1)
+                self._benches[device].alone(min(rows, RETRIED_ROWS), min(passes, self._each))
         for devices in self._sets:
             busy = max(lacking[device].busy for device in devices)
             if busy:
@@ -111,13 +120,12 @@ class Rounds:
 
     def _lacking(self) -> dict[Device, MissingPasses]:
         found = {}
-        wanted = self._each * ROUNDS
         for device, bench in self._benches.items():
             measured, best_s = bench.measured, self.best_alone_s(device)
-            wanted_busy = wanted * sum(device in devices for devices in self._sets)
+            wanted_busy = 2 * self.least * sum(device in devices for devices in self._sets)
             found[device] = MissingPasses(
                 rows=max(self.least - undisturbed_rows(measured.operators, best_s), 0),
-                passes=max(wanted - len(undisturbed(measured.whole, best_s)), 0),
+                passes=max(2 * self.least - len(undisturbed(measured.whole, best_s)), 0),
                 busy=max(wanted_busy - len(undisturbed(measured.busy, BESIDE_OTHERS)), 0),
             )
         return found

@@ -6,7 +6,7 @@ folds constants (`numpy_table.py`), and what neither has is compiled by TVM, alo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -49,22 +49,44 @@ def error_of(library: Library, mod: tvm.IRModule) -> float:
     for function, arguments in library.bound(range(len(library.kernels)), tensors, lambda each: library.tensors[each]):
         function(*arguments)
     found = [tensors[head].numpy() for head in library.heads]
-    return worst_error(found, in_float64(mod, frame))
+    picks: defaultdict[str, list[Array]] = defaultdict(list)
+    for index, call in enumerate(library.calls):
+        if (index, 1) in tensors:
+            picks[call.function].append(tensors[index, 1].numpy())
+    return worst_error(found, in_float64(mod, frame, picks))
 
 
-def in_float64(mod: tvm.IRModule, frame: Mapping[str, Array]) -> list[Array]:
-    """Return the outputs of `main` for a frame, computed in float64; raise as `error_of`."""
+def in_float64(
+    mod: tvm.IRModule, frame: Mapping[str, Array], picks: Mapping[str, list[Array]] | None = None
+) -> list[Array]:
+    """Return the outputs of `main` for a frame, computed in float64; raise as `error_of`.
+
+    Args:
+        picks: the indices that calls of `topk` picked, by the function; each is taken out. Values that are nearly equal
+            may change places by any rounding, and with them all that is made of the picked ones.
+    """
     bindings, result = plain_main(mod["main"])
     values: dict[Any, Any] = {param: widened(frame[str(param.name)]) for param in mod["main"].params}
     uses = Counter(chain.from_iterable(_variables(each) for each in (*(b.value for b in bindings), result)))
     for binding in bindings:
-        values[binding.var] = _value(binding.value, values)
+        picked = _picked(binding.value, values, picks or {})
+        values[binding.var] = _value(binding.value, values) if picked is None else picked
         for variable in _variables(binding.value):
             uses[variable] -= 1
             if not uses[variable]:
                 values.pop(variable, None)
     made = _value(result, values)
     return made if isinstance(made, list) else [made]
+
+
+def _picked(call: Any, values: Mapping[Any, Any], picks: Mapping[str, list[Array]]) -> list[Array] | None:
+    """Return the values that a call of `topk` picked, and their indices; None for any other expression."""
+    function = call.args[0].name_hint if name_of(call) == "relax.call_tir" else ""
+    if not function.startswith("topk") or not picks.get(function):
+        return None
+    data, indices = _value(call.args[1], values)[0], picks[function].pop(0)
+    axis = next((axis for axis in range(data.ndim) if data.shape[axis] != indices.shape[axis]), -1)
+    return [np.take_along_axis(data, indices, axis), indices]
 
 
 def _variables(expr: Any) -> list[Any]:

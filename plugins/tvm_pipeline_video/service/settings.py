@@ -192,7 +192,8 @@ class Settings:
     )
     verify: float = setting(
         10.0,
-        "Seconds in which plans too close to tell apart by prediction run side by side; 0: none do.",
+        "Seconds, at most, in which plans too close to tell apart by prediction run side by side, and as many more to "
+        "find how few frames inside keep the rate; 0 chooses by prediction.",
         panel="Planning",
     )
     adapt: str | None = setting(
