@@ -40,14 +40,10 @@ def command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file for the profile, as JSON.")] = None,
     graph: Annotated[Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")] = None,
     repeats: Annotated[
-        int,
-        typer.Option(help="Passes over the model for each device; fewer if they take over 10 s, unless `--strict`."),
+        int, typer.Option(help="Passes over the model for each device; fewer if they take over 10 s.")
     ] = REPEATS,
     strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Make all passes, and fail rather than write figures that another program disturbed."
-        ),
+        bool, typer.Option("--strict", help="Make all passes; fail rather than write figures that were disturbed.")
     ] = False,
     power: Annotated[
         bool,
