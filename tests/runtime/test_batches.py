@@ -118,7 +118,18 @@ def test_a_failing_call_is_named_by_its_first_frame_after_the_results_before_it(
 
 @pytest.mark.parametrize("failing", ["op0", "op1"])
 def test_a_device_that_fails_costs_no_frame(failing: str) -> None:
-    hooks = {(failing, "d0"): raise_at(3, OSError("gone"))}
+    fails, failed = raise_at(3, OSError("gone")), threading.Event()
+
+    def failing_hook(call: int) -> None:
+        if call >= 3:
+            failed.set()
+        fails(call)
+
+    def patient_hook(call: int) -> None:  # else a busy machine may let this device take all frames
+        if call >= 3:
+            failed.wait(10)
+
+    hooks = {(failing, "d0"): failing_hook, (failing, "d1"): patient_hook}
     model = with_calls_of(3, chain_model(2, hooks=hooks))
     platform = fake_platform("d0", "d1", "d2")
     devices = {name: DeviceProfile.in_order(model.graph, (1e-4, 1e-4)) for name in ("d0", "d1", "d2")}
