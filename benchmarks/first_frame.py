@@ -5,7 +5,7 @@
     python benchmarks/first_frame.py --only ppocr_det_v5 --said   # with what `run` said, and when
     python benchmarks/first_frame.py --short     # a small network made up here, for CI
 
-Each network begins with a cache that is empty, but for what a machine finds out once (MACHINE). `tvm-pipeline run` then
+Each network begins with a cache that holds only what this machine finds out once (MACHINE). `tvm-pipeline run` then
 runs on the street video and writes a line for each frame. The seconds count from the command's start, so that the
 imports are in them. A model that is not read as a picture has the reason in its row.
 """

@@ -6,7 +6,7 @@
     taskset -c 1 python benchmarks/tolerance.py --short                                # a small network, for CI
 
 Each network is compiled with `--tolerance 0`, which is direct sums, and with the default, which lets Winograd's
-algorithm compute a layer. Relax compiles both, and they run in turns.
+algorithm compute a layer. Relax compiles both versions, and this script runs them in turns.
 
 kernels    how many distinct ones Winograd's algorithm computes
 error      the largest difference of an output from the network in float64, over its largest value: the worst of noise

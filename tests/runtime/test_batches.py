@@ -125,7 +125,7 @@ def test_a_device_that_fails_costs_no_frame(failing: str) -> None:
             failed.set()
         fails(call)
 
-    def patient_hook(call: int) -> None:  # else a busy machine may let this device take all frames
+    def patient_hook(call: int) -> None:  # without waiting, d1 might compute all frames on a busy machine
         if call >= 3:
             failed.wait(10)
 

@@ -360,8 +360,8 @@ class _Race:
         if missing > 1:
             while len(self._running) > 2 and missing * self._round_s() > left_s:
                 self._running.pop()
-        is_open = len(self._running) > 1 and not self._is_tied()
-        is_open = is_open or (bool(self.failed) and self._rounds < LEAST_ROUNDS)
+        is_undecided = len(self._running) > 1 and not self._is_tied()
+        is_open = is_undecided or (bool(self.failed) and self._rounds < LEAST_ROUNDS)
         return is_open and self._rounds < MOST_ROUNDS and 0 < missing * self._round_s() <= left_s
 
     def _is_tied(self) -> bool:

@@ -62,8 +62,8 @@ def in_float64(
     """Return the outputs of `main` for a frame, computed in float64; raise as `error_of`.
 
     Args:
-        picks: the indices that calls of `topk` picked, by the function; each is taken out. Values that are nearly equal
-            may change places by any rounding, and with them all that is made of the picked ones.
+        picks: the indices that the library's calls of `topk` picked, by the function's name; each call removes its own.
+            Rounding may exchange nearly equal values. With the library's own picks, that counts as no error.
     """
     bindings, result = plain_main(mod["main"])
     values: dict[Any, Any] = {param: widened(frame[str(param.name)]) for param in mod["main"].params}
