@@ -44,7 +44,7 @@ demo: OUT ?= out
 demo: ready
 	video=$$($(BIN)/python examples/face_detector/assets.py) && $(BIN)/tvm-pipeline run examples/street/detector.tflite \
 	  --source "$$video" --labels examples/street/labels.txt --threshold 0.3 --output $(OUT)/street.mp4 --overlay \
-	  --results $(OUT)/street.jsonl --report $(OUT) $(OPTIONS)
+	  --results $(OUT)/street.jsonl --report $(OUT) --plan-first $(OPTIONS)
 
 # The quick tests: every public behaviour once. `test-all` has more networks, targets, seeds and faults beside them.
 # Their searches are small: numba would compile loops for longer than Python runs them.

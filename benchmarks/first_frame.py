@@ -1,13 +1,15 @@
 """How long a user waits: from a model's file to the first frame, to the plan, and to the first frame of the next run.
 
     python benchmarks/zoo/fetch.py               # the models, once
-    python benchmarks/first_frame.py             # NETWORKS, half a minute each
-    python benchmarks/first_frame.py --only ppocr_det_v5 --said   # with what `run` said, and when
+    python benchmarks/first_frame.py             # NETWORKS, a minute each
+    python benchmarks/first_frame.py --only ppocr_det_v5 --said   # with what `run --plan-first` said, and when
     python benchmarks/first_frame.py --short     # a small network made up here, for CI
 
-Each network begins with a cache that holds only what this machine finds out once (MACHINE). `tvm-pipeline run` then
+Each first run begins with a cache that holds only what this machine finds out once (MACHINE). `tvm-pipeline run` then
 runs on the street video and writes a line for each frame. The seconds count from the command's start, so that the
-imports are in them. A model that is not read as a picture has the reason in its row.
+imports are in them. A network runs as it is, and with `--plan-first`; then again, by the plan that was found. The last
+column has the frames a second of the first run, over those of the run by the measured plan. A model that is not read as
+a picture has the reason in its row.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ NETWORKS = (
     *("ppocr_det_v6_tiny", "ppocr_rec_v4_ch"),
 )
 MACHINE = ("targets", "alignment", "numba", "assets")  # folders of the cache that are of no model
+COLD = 10
 PLANNED = "plan: "  # what `run` says when its plan is decided
 
 
@@ -52,11 +55,13 @@ class Wait:
     Attributes:
         first_s: until the first line of results; None where none came.
         planned_s: until the plan was decided; None where none was.
+        fps: frames a second, after the first COLD; None where they are too few.
         said: the lines of the errors' stream, each with its second.
     """
 
     first_s: float | None = None
     planned_s: float | None = None
+    fps: float | None = None
     said: list[tuple[float, str]] = field(default_factory=list)
 
 
@@ -77,10 +82,12 @@ def waited(model: Path, options: Sequence[str], cache: Path, frames: int) -> Wai
 
     listener = threading.Thread(target=listen)
     listener.start()
-    for _ in process.stdout or ():
-        found.first_s = found.first_s or time.perf_counter() - began_s
+    came_s = [time.perf_counter() - began_s for _ in process.stdout or ()]
     listener.join()
     process.wait()
+    found.first_s = came_s[0] if came_s else None
+    if len(came_s) > 2 * COLD:
+        found.fps = (len(came_s) - 1 - COLD) / (came_s[-1] - came_s[COLD])
     return found
 
 
@@ -92,10 +99,15 @@ def prepared_cache(folder: Path) -> Path:
     return folder
 
 
-def row(name: str, first: Wait, again: Wait) -> tuple[str, ...]:
+def row(name: str, first: Wait, planned: Wait, again: Wait) -> tuple[str, ...]:
     if first.first_s is None:
-        return name, "", "", "", first.said[-1][1] if first.said else "it said nothing"
-    return name, *(seconds(at_s) for at_s in (first.first_s, first.planned_s, again.first_s)), ""
+        return name, "", "", "", "", first.said[-1][1] if first.said else "it said nothing"
+    rate = "" if (share := share_of_rate(first, again)) is None else f"{share:.2f}"
+    return name, *(seconds(at_s) for at_s in (first.first_s, planned.planned_s, again.first_s)), rate, ""
+
+
+def share_of_rate(first: Wait, again: Wait) -> float | None:
+    return first.fps / again.fps if first.fps and again.fps else None
 
 
 def seconds(at_s: float | None) -> str:
@@ -123,33 +135,47 @@ def subjects(names: Sequence[str], folder: Path, short: bool) -> list[tuple[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=NETWORKS, help="networks of zoo/models.tsv")
-    parser.add_argument("--frames", type=int, default=60, help="of each run")
-    parser.add_argument("--said", action="store_true", help="print what each first run said, and when")
+    parser.add_argument("--frames", type=int, default=200, help="of each run")
+    parser.add_argument("--said", action="store_true", help="print what each run with --plan-first said, and when")
     parser.add_argument("--short", action="store_true", help="a small network made up here, for CI")
     arguments = parser.parse_args()
-    columns = ("network", "first frame", "plan decided", "next run, first frame", "why not")
+    columns = (
+        "network",
+        "first frame",
+        "plan decided",
+        "next run, first frame",
+        "rate over that of the plan",
+        "why not",
+    )
     table = Table(*columns, title="Seconds from the command")
     waits = []
     with tempfile.TemporaryDirectory() as temporary:
         for name, model, options in subjects(arguments.only, Path(temporary), arguments.short):
-            cache = prepared_cache(Path(temporary) / name)
-            first, again = (waited(model, options, cache, arguments.frames) for _ in range(2))
-            shutil.rmtree(cache)
+            caches = [prepared_cache(Path(temporary) / name / kind) for kind in ("first", "planned")]
+            first = waited(model, options, caches[0], arguments.frames)
+            planned = waited(model, [*options, "--plan-first"], caches[1], arguments.frames)
+            again = waited(model, options, caches[1], arguments.frames)
+            shutil.rmtree(Path(temporary) / name)
             if arguments.said:
-                for at_s, line in first.said:
+                for at_s, line in planned.said:
                     print(f"{at_s:7.2f} {line}", flush=True)
-            table.add_row(*row(name, first, again))
-            waits.append((first, again))
+            table.add_row(*row(name, first, planned, again))
+            waits.append((first, planned, again))
     console = Console(width=140)
     console.print(table)
     for title, found in (
-        ("first frame", [first.first_s for first, _ in waits]),
-        ("plan decided", [first.planned_s for first, _ in waits]),
-        ("next run, first frame", [again.first_s for _, again in waits]),
+        ("first frame", [first.first_s for first, _, _ in waits]),
+        ("plan decided", [planned.planned_s for _, planned, _ in waits]),
+        ("next run, first frame", [again.first_s for _, _, again in waits]),
     ):
         known = [at_s for at_s in found if at_s is not None]
         if known:
             console.print(f"{title}: median {median(known):.1f} s, worst {max(known):.1f} s, of {len(known)}")
+    shares = [share for first, _, again in waits if (share := share_of_rate(first, again)) is not None]
+    if shares:
+        console.print(
+            f"rate over that of the plan: median {median(shares):.2f}, least {min(shares):.2f}, of {len(shares)}"
+        )
 
 
 if __name__ == "__main__":

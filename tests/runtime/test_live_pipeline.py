@@ -139,6 +139,38 @@ def test_a_switch_says_its_plan_as_reports_do():
         check(pipeline.map(numbers(5)), 5)
 
 
+def test_a_plan_that_was_measured_meanwhile_takes_its_problem_with_it():
+    """Also where it has devices that the pipeline did not have."""
+    model, told = chain_model(OPERATORS), []
+    few, all_of_them = (problem_of(model, fake_platform(*names)) for names in (("d0",), ("d0", "d1", "d2")))
+    with LivePipeline(model, few, whole(few, "d0"), on_event=told.append) as pipeline:
+        frames = iter(numbers(300))
+
+        def fed():
+            for index, frame in enumerate(frames):
+                if index == 150:
+                    pipeline.begin_again(all_of_them, whole(all_of_them, "d1", "d2"), Adaptation(), "it was measured")
+                yield frame
+
+        check(pipeline.map(fed()), 300)
+        assert [(event.kind, event.reason, event.frame) for event in told[1:2]] == [
+            ("measured", "it was measured", 150)
+        ]
+        assert pipeline.given == all_of_them
+        assert pipeline.statistics().frames == 300
+        assert pipeline.factors.keys() <= {"d0", "d1", "d2"}
+
+
+def test_a_measured_plan_that_cannot_be_started_leaves_the_first_one():
+    model = chain_model(OPERATORS, bind_errors={"d1": OSError("no such core")})
+    problem = problem_of(model, fake_platform("d0", "d1"))
+    with LivePipeline(model, problem, whole(problem, "d0")) as pipeline:
+        pipeline.begin_again(problem, whole(problem, "d1"), Adaptation(), "it was measured")
+        assert [event.kind for event in pipeline.events] == ["start", "refusal"]
+        check(pipeline.map(numbers(20)), 20)
+        assert pipeline.plan.devices == ("d0",)
+
+
 def test_without_a_device_left_the_failure_is_told_after_the_results_before():
     model = chain_model(OPERATORS, hooks={("op3", "d0"): raise_at(4, OSError("burnt"))})
     with live(model, "d0") as pipeline:

@@ -198,6 +198,27 @@ def test_a_run_leaves_out_what_the_sensor_was_silent_of() -> None:
     assert (energy.frame.energy_j, energy.frame.active_j) == (pytest.approx(1.0), None)
 
 
+def test_a_run_that_begins_again_leaves_out_what_was_drawn_meanwhile() -> None:
+    sensor, progress = Scripted(), [(1, 1.0)]
+    with Meter(sensor) as meter:
+        energy = RunEnergy(meter, lambda: progress[-1], idle_w=None)
+        for frames, time_s in ((1, 1.0), (11, 3.0)):
+            progress.append((frames, time_s))
+            energy.update()
+        sensor.tell((1.0, 0.0), (4.0, 30.0))  # 10 W
+        energy.update()
+        energy.begin_again()
+        energy.update()  # no frame came out since
+        for frames, time_s in ((12, 51.0), (22, 53.0)):
+            progress.append((frames, time_s))
+            energy.update()
+        sensor.tell((50.0, 5000.0), (54.0, 5040.0))
+        energy.update()
+    assert energy.energy_j == pytest.approx(40.0)
+    assert energy.frame is not None
+    assert energy.frame.energy_j == pytest.approx(2.0)
+
+
 def test_a_run_whose_sensor_fails_keeps_what_was_measured() -> None:
     sensor, progress, said = Work(), [(1, time.perf_counter())], log_lines("WARNING")
     with Meter(sensor) as meter:

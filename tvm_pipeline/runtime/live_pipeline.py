@@ -65,9 +65,10 @@ class Event:
 
     Attributes:
         time_s: seconds since the start, on a clock that never jumps.
-        kind: `start`; `switch`; `failure`; `return` (of a device); `refusal` (of a plan); `objective`; `limit` (the
-            plan begins to miss one, or keeps it again); `throttled` (the machine is slowed down because of heat or
-            current) and `unthrottled` (no longer); `restart` (of a process, by its supervisor).
+        kind: `start`; `measured` (the plan runs that was measured meanwhile); `switch`; `failure`; `return` (of a
+            device); `refusal` (of a plan); `objective`; `limit` (the plan begins to miss one, or keeps it again);
+            `throttled` (the machine is slowed down because of heat or current) and `unthrottled` (no longer);
+            `restart` (of a process, by its supervisor).
         reason: why, for people.
         version: of the plan, counted from 0.
         frame: the first frame of that plan; -1 if the plan did not change.
@@ -262,8 +263,8 @@ class LivePipeline(FrameStream):
         """Return how many times slower each device is than its profile; empty without a strategy."""
         return dict(self._adaptation.factors) if self._adaptation else {}
 
-    def switch(self, plan: Plan, reason: str) -> bool:
-        """Run new frames by `plan`; those inside finish by the old one.
+    def switch(self, plan: Plan, reason: str, kind: str = "switch") -> bool:
+        """Run new frames by `plan`; those inside finish by the old one. The event of it has this kind.
 
         Returns False, and keeps the old plan, if the new one cannot be started or the pipeline is ending.
         """
@@ -281,8 +282,25 @@ class LivePipeline(FrameStream):
             if base is None:
                 pipeline.stop()
                 return False
-            self._now(plan, "switch", reason, base)
+            self._now(plan, kind, reason, base)
             return True
+
+    def begin_again(self, problem: Problem, plan: Plan, adaptation: Strategy | None, reason: str) -> None:
+        """Run new frames by a plan that was measured since the pipeline began; its statistics begin with them.
+
+        Where the plan cannot be started, the one before runs on.
+
+        Args:
+            problem: of the same graph; its platform and profile are those from now on.
+            adaptation: as for the pipeline as a whole.
+            reason: of the event.
+        """
+        with self._changing:
+            self._problem, self._maker.platform = with_runtime_objective(problem), problem.platform
+            self._given_plan, self._adaptation = plan, adaptation
+            if not self.switch(plan, reason, "measured"):
+                self._run_by(self.plan)
+            self._record.samples.clear()
 
     def note(self, kind: str, reason: str) -> None:
         """Make an event of something that happened outside, with the plan that runs."""

@@ -85,6 +85,7 @@ class RunEnergy:
         self.frame: FrameEnergy | None = None
         self._meter, self._came_out, self._idle_w = meter, came_out, idle_w
         self._failed = False
+        self._from = 0  # the frames that had come out before the first piece
         self._begin: tuple[int, float] | None = None  # of the present piece, and its end where it has one
         self._end: tuple[int, float] | None = None
         self._frames, self._seconds = 0, 0.0
@@ -96,7 +97,7 @@ class RunEnergy:
             patience_s: the longest wait for the sensor.
         """
         now = self._came_out()
-        if not now[0] or self._failed:
+        if now[0] <= self._from or self._failed:
             return
         if self._begin is None:
             if self._meter.began_s is None or self._meter.began_s > now[1]:
@@ -117,6 +118,10 @@ class RunEnergy:
             self._begin, self._end = self._end, None
         elif now[1] - self._end[1] > LOST_S:
             self._begin, self._end = now, None
+
+    def begin_again(self) -> None:
+        """Leave out what was drawn since the present piece began, for something else worked than the pipelines."""
+        self._begin, self._end, self._from = None, None, self._came_out()[0]
 
     def finish(self) -> None:
         """Add what is left up to the last frame, after the sensor has come so far."""

@@ -1,4 +1,4 @@
-"""Profiles of devices that are not plugged in: their seconds are predicted from shapes, and called so.
+"""Profiles of devices that are not plugged in, or were not measured yet: their seconds are predicted from shapes.
 
 A platform file names for such a device a file of layer times, seen from the folder of the platform file:
 
@@ -7,6 +7,8 @@ A platform file names for such a device a file of layer times, seen from the fol
     layer_times = "../layer_times/zen5-1-core.json"
 
 `profiling/layer_times.py` predicts. Next: `steps.py`, which plans with such a profile.
+
+The first plan of a model that runs before it is measured (`plan_from_shapes`) needs less: each core runs whole frames.
 """
 
 from __future__ import annotations
@@ -15,15 +17,49 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Plan, Prediction
 from tvm_pipeline.core.platform import Device, Platform, read_platform
-from tvm_pipeline.core.profile import Profile
-from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.modelled_stage import roofline_seconds
+from tvm_pipeline.errors import NoPlanError, PlatformError
+from tvm_pipeline.planning.baselines.whole_model import replicas
 from tvm_pipeline.profiling.layer_times import LayerTimes, read_layer_times
+from tvm_pipeline.runtime.replanning import quick_plan
 
 _log = logging.getLogger(__name__)
 
 FROM_SHAPES = "predicted from shapes"
+# About that of a core of a PC, and what reading, preparing, decoding or writing a frame of a video takes on it. What is
+# shared out among equal cores hardly depends on their speed.
+CORE, HOST_S = DeviceModel(macs_per_s=5e10, bytes_per_s=1e10, operator_s=1e-6), 1e-3
+
+
+def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: OperatorGraph) -> tuple[Problem, Plan] | None:
+    """Return a plan in which each core runs whole frames, and what it was made for; None where no core can.
+
+    The plan has no prediction.
+
+    Args:
+        graph: of the model, or of the model and the host work around it.
+    """
+    everything = len(compiled.graph)
+    able = [device for device in platform.devices if device.cores and len(compiled.computes(device)) == everything]
+    fewest = min((len(device.cores) for device in able), default=0)
+    cores = tuple(device for device in able if len(device.cores) == fewest)
+    if not cores:
+        return None
+    guessed = DeviceProfile.in_order(graph, [seconds or HOST_S for seconds in roofline_seconds(graph, CORE).values()])
+    profile = Profile(graph.name, graph.fingerprint, {device.name: guessed for device in cores})
+    problem = Problem(graph, replace(platform, devices=cores, links=()), profile)
+    try:
+        plan = replicas(problem)  # a cut would be right only if the operators' shares of the work were
+    except NoPlanError:
+        plan = quick_plan(problem)
+    return problem, replace(plan, predicted=Prediction(), status="feasible", bound=None)
 
 
 def names_layer_times(platform: Platform) -> bool:

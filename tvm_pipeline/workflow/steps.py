@@ -23,6 +23,7 @@ from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import CompiledModel, Order
+from tvm_pipeline.backends.registry import platform_backend
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
@@ -49,6 +50,7 @@ from tvm_pipeline.workflow.machine import HERE, Machine
 from tvm_pipeline.workflow.modelled import absence, stood_in, to_measure
 from tvm_pipeline.workflow.power_meter import NONE, opened_meter
 from tvm_pipeline.workflow.predicted import FROM_SHAPES, names_layer_times, with_predictions
+from tvm_pipeline.workflow.predicted import plan_from_shapes as plan_from_shapes
 
 REPEATS = 24  # passes over the model for each device
 
@@ -177,6 +179,11 @@ def _naming(source: str, model: Model) -> Iterator[None]:
         if source in str(error):
             raise
         raise ModelError(f"{source}: {str(error).removeprefix(f'{model.name}: ')}") from error
+
+
+def compiled_in(bundle: Bundle) -> Compiled:
+    """Return the model of a bundle as `compile_source` gave it, to measure it again."""
+    return Compiled(platform_backend(bundle.platform), bundle.compiled, bundle.platform, bundle.metadata)
 
 
 def measured_profile(

@@ -24,7 +24,7 @@ from tvm_pipeline.files import check_distinct, replacing
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model
-from tvm_pipeline_video.service.running_model import plan_alone
+from tvm_pipeline_video.service.model_plan import plan_alone
 from tvm_pipeline_video.service.settings import Settings
 
 Arrays = Mapping[str, NDArray[Any]]

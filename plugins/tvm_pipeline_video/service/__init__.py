@@ -6,6 +6,7 @@ running.py          Service: a run, from the bundles to the last record
 model_bundle.py     the bundle of a model file, compiled into the cache
 running_model.py    one model of a run: its pipeline, its sources, its results, what watches it
 deadline_guard.py   what frames promise while they run: sources admitted, late frames counted, plans exchanged
+model_plan.py       the plan by which a model begins, before or after it is measured
 host_planning.py    the plan of a model with the host work around it
 inputs.py           the sources of a run
 changing_inputs.py  sources that come and go while a run waits for them

@@ -63,6 +63,7 @@ class HostPlan:
         decision: the plan, its candidates, and what was measured of them; None where the plan was given.
         rate_fps: the frames a second that come; None where the source gives them as fast as they are taken.
         deadline: that was asked for, whether the plan keeps it or not.
+        measured: measures the application, and plans it by that, where the plan follows from shapes (`model_plan.py`).
     """
 
     problem: Problem
@@ -70,6 +71,7 @@ class HostPlan:
     decision: Decision | None = None
     rate_fps: float | None = None
     deadline: FrameDeadline | None = None
+    measured: Callable[[], HostPlan] | None = None
 
     @property
     def has_host(self) -> bool:
@@ -97,6 +99,7 @@ def plan_with_host(
     fresh: bool = False,
     meter: Meter | None = None,
     deadline: FrameDeadline | None = None,
+    first: HostPlan | None = None,
 ) -> HostPlan:
     """Return the plan of an application: as the bundle has it, as it was planned before, or measured and planned now.
 
@@ -112,6 +115,7 @@ def plan_with_host(
         meter: samples a sensor of power, for candidates of least energy.
         listener: hears what is being done, and why.
         deadline: of the frames; see `kept_in_time`.
+        first: the plan to begin with, where nothing is to be measured now.
 
     Raises:
         ProfileError: no device of the platform can run host work.
@@ -136,6 +140,8 @@ def plan_with_host(
             listener.say(f"planned for this bundle, source and decoder before; `fresh` measures again ({path})")
             alone = replace(before.decision, plan=plan, candidates=(plan,))
             return HostPlan(problem, kept_in_time(problem, alone, deadline, listener).plan, before.decision)
+    if first:
+        return first
     profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:

@@ -6,6 +6,9 @@ live_source.py (reading ahead).
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -30,6 +33,49 @@ from tvm_pipeline_video.service.video_extra import (
 DECODING_FPS = 10.0  # slower than any file is decoded, to know how long skipping frames may take
 
 
+class HeldFrames(Iterator[Frame]):
+    """The frames of a file, which can be held back for a while.
+
+    Attributes:
+        given: how many were given.
+        left: how many are still to come, as far as the file says; infinite where it does not.
+        awaited_s: as in `ModelSources`.
+    """
+
+    def __init__(self, frames: Iterable[Frame], length: int | None) -> None:
+        self._frames, self._length = iter(frames), length
+        self._changed, self._is_held, self._released_s = threading.Condition(), False, 0.0
+        self.given = 0
+
+    @property
+    def left(self) -> float:
+        return math.inf if self._length is None else self._length - self.given
+
+    @property
+    def awaited_s(self) -> float:
+        return time.perf_counter() if self._is_held else self._released_s
+
+    def __next__(self) -> Frame:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_held)
+            frame = next(self._frames)
+            self.given += 1
+            return frame
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Give no frame while the block lasts."""
+        self._is_held = True
+        try:
+            with self._changed:
+                pass  # now the frame that was being read is given
+            yield
+        finally:
+            with self._changed:
+                self._is_held, self._released_s = False, time.perf_counter()
+                self._changed.notify()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSources:
     """The sources of one model: one as it is, or several that are read ahead.
@@ -41,6 +87,7 @@ class ModelSources:
         live: those that are read ahead.
         counts: for each source, the frame to go on at and how many results came out.
         every: for each source, only each frame that this number divides is taken.
+        file: the same frames as `frames`, where they are those of one file and can be held back.
 
     The keys of sources are their tags, or their names where they have none.
     """
@@ -52,6 +99,7 @@ class ModelSources:
     counts: Mapping[str, Counts]
     live: tuple[LiveSource, ...] = ()
     every: Mapping[str, int] = field(default_factory=dict)
+    file: HeldFrames | None = None
 
     def statistics(self) -> dict[str, LiveStatistics]:
         """Return what became of the frames of each source that is read ahead."""
@@ -64,7 +112,7 @@ class ModelSources:
     @property
     def awaited_s(self) -> float:
         """Return the clock time (`time.perf_counter`) before which no frame was to be expected; 0 for any."""
-        return 0.0
+        return self.file.awaited_s if self.file else 0.0
 
     def close(self) -> None:
         """End those that are read ahead, which might wait long for a frame."""
@@ -115,8 +163,11 @@ def opened_sources(
         with open_source(specs[0], hardware=hardware) as only:
             counts = counts_of(only.name, 1)
             _skip(only, int(counts[0]))
-            frames = islice(only, _left(limit, [counts]))
-            yield ModelSources(only.name, only.fps, frames, lambda: only.damaged, {only.name: counts})
+            left = _left(limit, [counts])
+            known = (left, None if only.frames is None else only.frames - int(counts[0]))
+            length = min((frames for frames in known if frames is not None), default=None)
+            file = HeldFrames(islice(only, left), length)
+            yield ModelSources(only.name, only.fps, file, lambda: only.damaged, {only.name: counts}, file=file)
         return
     live: list[LiveSource] = []
     counted: dict[str, Counts] = {}

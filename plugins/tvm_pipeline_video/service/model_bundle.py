@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tvm_pipeline import Bundle, Decision, Problem, __version__, load, write_bundle
+from tvm_pipeline import Bundle, Decision, Problem, Profile, __version__, load, write_bundle
 from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlatformError
 from tvm_pipeline.files import cache_folder, read_bytes
@@ -28,7 +28,15 @@ from tvm_pipeline.frontends import EXPORTS, Shapes, interface_of, parse_shapes
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.workflow.doubts import elsewhere_warnings
-from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
+from tvm_pipeline.workflow.steps import (
+    Compiled,
+    compile_source,
+    compiled_in,
+    decide,
+    measured_profile,
+    opened_bundle,
+    plan_from_shapes,
+)
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import (
@@ -58,7 +66,13 @@ def settings_beside(path: Path) -> Path | None:
 
 @contextmanager
 def opened_model(
-    path: Path, settings: Settings, listener: Listener, index: int = 0, *, of_pictures: bool = True
+    path: Path,
+    settings: Settings,
+    listener: Listener,
+    index: int = 0,
+    *,
+    of_pictures: bool = True,
+    measured: bool = True,
 ) -> Iterator[tuple[Path, Bundle]]:
     """Open a bundle, or that of a model file, which is compiled if that was not done before, or if `fresh` is set.
 
@@ -70,6 +84,7 @@ def opened_model(
             `source` and `wait`, which say whether there is work around the model.
         index: of the model among those of the settings.
         of_pictures: the model's input must be a picture.
+        measured: the profile has figures. Without it, that of a model file may have none; see `model_plan.py`.
 
     Raises:
         ModelError: the file cannot be compiled.
@@ -114,7 +129,7 @@ def opened_model(
             if of_pictures and settings.bundle and (graph := interface_of(model)):
                 beside = settings_beside(path)
                 interpret(graph, model.metadata, settings.request(index), settings.preprocessing or beside)
-            _compile(path, shapes, settings, kept, listener)
+            _compile(path, shapes, settings, kept, listener, measured)
             found = stack.enter_context(opened_bundle(kept))
         else:
             # Used now; its applications know it by when it was written.
@@ -124,8 +139,10 @@ def opened_model(
             for line in found.profile.warnings:
                 listener.warn(f"when {path} was compiled, {line}. `fresh` measures again")
             listener.say(f"{path} was compiled before ({kept})")
+        if measured and not found.profile.is_measured:
+            found = replace(measured_bundle(kept), compiled=found.compiled)
         around_it = settings.source and not settings.wait and host_devices(found.platform, found.profile)
-        if not around_it and found.decision and not found.decision.candidates:
+        if measured and not around_it and found.decision and not found.decision.candidates:
             problem = Problem(found.graph, found.platform, found.profile)
             decision, profile = decide(problem, verify_s=0.0)
             found = replace(found, plan=decision.plan, decision=decision, profile=profile)
@@ -160,21 +177,45 @@ def _check_camera(spec: str) -> None:
                 ) from error
 
 
-def _compile(path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener) -> None:
-    """Compile a model file into a bundle of the cache, and remove the bundles that were not used for longest.
+def measured_bundle(path: Path) -> Bundle:
+    """Return the bundle of a model file that has no profile yet, measured now, and keep it so; its model is closed."""
+    with opened_bundle(path) as bundle:
+        found = _measured(compiled_in(bundle))
+        write_bundle(path, found)
+        return found
+
+
+def _measured(made: Compiled) -> Bundle:
+    """Return the bundle of a compiled model, with a quick plan.
 
     Its decision has no candidates, by which it is known that no plan was searched for.
     """
-    listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
-    made = compile_source(path, shapes, settings.platform, devices=settings.device)
     graph, profile = made.compiled.graph, measured_profile(made)
     problem = Problem(graph, made.platform, profile)
     try:
         decision = Decision(quick_plan(problem), (), "no other plan of the model alone was considered")
     except NoPlanError:  # none that simple keeps within the devices' memory
         decision, profile = decide(problem, verify_s=0.0)
+    return Bundle(graph, made.platform, profile, decision.plan, made.compiled, None, decision, None, made.metadata)
+
+
+def _unmeasured(made: Compiled) -> Bundle | None:
+    """Return the bundle of a compiled model that was not measured; None where no plan follows from shapes alone."""
+    graph = made.compiled.graph
+    if (first := plan_from_shapes(made.compiled, made.platform, graph)) is None:
+        return None
+    nothing = Profile(graph.name, graph.fingerprint, {})
+    return Bundle(graph, made.platform, nothing, first[1], made.compiled, metadata=made.metadata)
+
+
+def _compile(
+    path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener, measured: bool
+) -> None:
+    """Compile a model file into a bundle of the cache, and remove the bundles that were not used for longest."""
+    listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
+    made = compile_source(path, shapes, settings.platform, devices=settings.device)
+    bundle = (None if measured else _unmeasured(made)) or _measured(made)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    bundle = Bundle(graph, made.platform, profile, decision.plan, made.compiled, None, decision, None, made.metadata)
     write_bundle(kept, bundle)
     listener.say(f"kept for the next run: {kept}")
     for old in sorted(kept.parent.glob("*.tar"), key=lambda file: -file.stat().st_atime)[MOST_KEPT:]:

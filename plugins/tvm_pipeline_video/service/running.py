@@ -13,9 +13,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from tvm_pipeline import PipelineError
 from tvm_pipeline.core.state_loops import carry_of
@@ -38,6 +39,10 @@ from tvm_pipeline_video.service.status_file import StatusFile
 TICK_S = 0.1  # between two looks at the signals
 LOOK_S = 0.5  # between two looks at the control file, and two of the listener
 TOLD_FIGURES = "throughput_fps", "latency_p50_s", "latency_p99_s"  # of the pipeline, in the file of `status`
+
+
+class _Left(BaseException):
+    """A signal ends what it interrupts, and not the run."""
 
 
 class Service:
@@ -208,6 +213,8 @@ class Service:
                     for model in models:
                         model.guard.keep()
                     self._keep_sources(models[0])
+                    if models[0].should_be_measured:  # no other model runs then
+                        self._measure(models[0], settings)
                     if models[0].metering:
                         models[0].metering.update()  # one measures for all of them
                     if news := throttling.look():
@@ -238,6 +245,25 @@ class Service:
         for thread in threads:
             thread.start()
         return threads
+
+    def _measure(self, model: RunningModel, settings: Settings) -> None:
+        """Have a model measured and planned while its frames wait; a signal that ends the run ends that, too."""
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            is_first = not self._requests.stop
+            self._requests.request_stop(number, frame)
+            if is_first:
+                raise _Left
+
+        self._listener.begin(settings)
+        self._listener.say(
+            "the source lasts so long that a measured plan pays: its frames wait until the model is measured"
+        )
+        try:
+            with suppress(_Left), handling(dict.fromkeys((signal.SIGINT, *self._ending_signals()), leave)):
+                model.measure()
+        except PipelineError as error:
+            self._listener.warn(f"{error}; it runs on as before")
 
     def _is_orphan(self) -> bool:
         return self._parent is not None and os.getppid() != self._parent

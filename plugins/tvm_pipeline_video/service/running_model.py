@@ -21,38 +21,37 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline import Bundle, Decision, PipelineError, Plan, Problem
-from tvm_pipeline.addresses import shown, without_secrets
+from tvm_pipeline import Bundle, Decision, PipelineError, Problem
+from tvm_pipeline.addresses import without_secrets
 from tvm_pipeline.core.plan import describe, shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import cost_of, known_idle_w
-from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.cost.under_load import as_measured, frame_deadline, with_latencies
 from tvm_pipeline.errors import OptionError, RunError
-from tvm_pipeline.power import Meter
 from tvm_pipeline.report import write_report
-from tvm_pipeline.runtime import Event, LivePipeline
+from tvm_pipeline.runtime import Event, LivePipeline, Strategy
 from tvm_pipeline.runtime.adaptation import strategy_of
 from tvm_pipeline.runtime.isolation import DeviceProcesses, isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
-from tvm_pipeline.runtime.replanning import nearest_plan, quick_plan
+from tvm_pipeline.runtime.replanning import nearest_plan
 from tvm_pipeline.workflow.power_meter import opened_meter
-from tvm_pipeline.workflow.steps import chosen_plan, given_plan
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
-from tvm_pipeline_video.service.control import requested_problem
 from tvm_pipeline_video.service.deadline_guard import DeadlineGuard
 from tvm_pipeline_video.service.host_planning import (
     ApplicationRecord,
     HostPlan,
-    application_key,
-    kept_in_time,
-    plan_with_host,
-    rehearsed_application,
 )
-from tvm_pipeline_video.service.inputs import ModelSources, opened_sources, taken_fps
+from tvm_pipeline_video.service.inputs import HeldFrames, ModelSources, opened_sources
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model, settings_beside
+from tvm_pipeline_video.service.model_plan import (
+    SEEN_S,
+    begins_at_once,
+    pays,
+    plan_alone,
+    planned_model,
+    with_expected_latencies,
+)
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline_video.service.result_files import ResultFiles
@@ -75,7 +74,6 @@ from tvm_pipeline_video.service.video_extra import (
     Transform,
     decoder_name,
     draw,
-    host_devices,
     interpret,
     is_known,
     stream,
@@ -84,6 +82,8 @@ from tvm_pipeline_video.service.video_extra import (
 MOST_LABELS = 100  # that are counted; texts that were read may all differ
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
+LEAVES_S = 0.01  # between two looks at whether the frames inside have come out
+FROM_SHAPES = "the shapes of its operators, before anything was measured (`plan_first` measures it before)"
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
 Picture = NDArray[np.uint8]
 
@@ -150,6 +150,9 @@ class RunningModel:
         found, found_in: as in `ModelReport`.
         for_rate: whether its plan is for a rate of frames.
         guard: watches the frames against their deadline, where there is one.
+        measured: measures the model and the work around it, and plans; None where that is done.
+        strategy: makes what watches the devices once they are measured, with the decision for the plan.
+        chosen_by: what chose the plan, where no decision did; as in `ModelReport`.
     """
 
     label: str
@@ -170,6 +173,9 @@ class RunningModel:
     found: Counter[str] = field(default_factory=Counter)
     found_in: int = 0
     for_rate: bool = False
+    measured: Callable[[], HostPlan] | None = None
+    strategy: Callable[[Decision | None], Strategy | None] = lambda _: None
+    chosen_by: str = ""
     guard: DeadlineGuard = field(init=False)
 
     def __post_init__(self) -> None:
@@ -197,6 +203,38 @@ class RunningModel:
             known = self.sources.statistics()
             self.latest = {name: kept for name, kept in self.latest.items() if name in known}
         self.latest[source] = seen
+
+    @property
+    def should_be_measured(self) -> bool:
+        """Whether the model was not measured, and its file lasts for long enough that a measured plan pays."""
+        seconds, file = time.perf_counter() - self.pipeline.began_s, self._file
+        if self.measured is None or file is None or seconds < SEEN_S:
+            return False
+        return pays(self.pipeline.frames, seconds, file.left, self.bundle.platform)
+
+    @property
+    def _file(self) -> HeldFrames | None:
+        return self.sources.file if isinstance(self.sources, ModelSources) else None
+
+    def measure(self) -> None:
+        """Let the frames wait, measure and plan, and let the others run by that plan.
+
+        Raises:
+            PipelineError: that was not possible; the others run by the plan from shapes, and it is not tried again.
+        """
+        measured, self.measured, file = self.measured, None, self._file
+        if measured is None or file is None:
+            return
+        began_s = time.perf_counter()
+        with file.held():
+            while self.pipeline.state == "running" and self.pipeline.frames < file.given:
+                time.sleep(LEAVES_S)
+            planned = measured()
+            self.problem, self.decision, self.guard.decision = planned.problem, planned.decision, planned.decision
+            reason = f"frames waited for {time.perf_counter() - began_s:.0f} s until the plan was measured"
+            self.pipeline.begin_again(planned.problem, planned.plan, self.strategy(planned.decision), reason)
+            if self.metering:
+                self.metering.begin_again()
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return what became of the frames of each source that is read ahead, and the latency of its last one."""
@@ -252,7 +290,7 @@ class RunningModel:
             sources=self.sources.statistics(),
             damaged=self.sources.damaged(),
             energy=self.metering.frame if self.metering else energy_by_watts(self.problem, plan, statistics),
-            chosen_by=_chosen_by(self.decision) if self.decision else "",
+            chosen_by=_chosen_by(self.decision) if self.decision else self.chosen_by,
             found=dict(self.found),
             found_in=self.found_in,
             deadline=self.guard.deadline,
@@ -262,7 +300,7 @@ class RunningModel:
 
     def write_report(self, folder: Path, figures: ModelReport) -> None:
         """Write report.md and its pictures; raise PipelineError where that is not possible."""
-        decision = self.decision or Decision(figures.plan, (figures.plan,), "it was given")
+        decision = self.decision or Decision(figures.plan, (figures.plan,), self.chosen_by or "it was given")
         switches = [event for event in figures.events if event.kind == "switch"]
         why = f"after {switches[-1].time_s:.1f} s, {switches[-1].reason}" if switches else decision.why
         candidates = decision.candidates
@@ -304,7 +342,8 @@ def opened_models(
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
-            path, bundle = stack.enter_context(opened_model(given, settings, listener, index))
+            at_once = begins_at_once(settings, given)
+            path, bundle = stack.enter_context(opened_model(given, settings, listener, index, measured=not at_once))
             if settings.isolate is not False:  # plans are compared before they run, and a device may fail then
                 making_s = making_limit_s(bundle.compiled.graph, settings.watchdog)
                 apart = isolated(
@@ -331,8 +370,8 @@ def opened_models(
                 opened.append(_OpenModel(label, bundle, found, planned, sources, trackers))
                 continue
             inputs = specs, policies[own]
-            planned = _planned(settings, path, bundle, plans[index], inputs, found, listener, meter)
-            planned = replace(planned, plan=_with_latencies(planned, bundle))
+            planned = planned_model(settings, path, bundle, plans[index], inputs, found, listener, meter, at_once)
+            planned = planned if planned.measured else with_expected_latencies(planned, bundle)
             sources = stack.enter_context(
                 opened_sources(
                     specs,
@@ -353,6 +392,9 @@ def opened_models(
             models[-1].guard.deadline = one.planned.deadline
             models[-1].guard.decision = one.planned.decision if one.planned.has_host else one.bundle.decision
             models[-1].for_rate = one.planned.rate_fps is not None
+            models[-1].measured = one.planned.measured
+            models[-1].strategy = partial(_strategy, settings)
+            models[-1].chosen_by = FROM_SHAPES if one.planned.measured else ""
             if settings.late == "drop" and isinstance(one.sources, ModelSources):
                 for source in one.sources.live:
                     source.late_age_s = models[-1].late_age_s
@@ -402,80 +444,6 @@ def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretati
     return interpret(bundle.compiled.graph, bundle.metadata, request, given, "from the bundle")
 
 
-def _planned(
-    settings: Settings,
-    path: Path,
-    bundle: Bundle,
-    plan: Path | None,
-    sources: tuple[Sequence[str], Sequence[str | None]],
-    found: Interpretation,
-    listener: Listener,
-    meter: Meter | None,
-) -> HostPlan:
-    """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
-
-    The plan is that of a file, or that of a bundle which was compiled with a given plan; else the best one for
-    the objective and the limits that the settings request, or for the bundle's own objective.
-
-    Args:
-        path: the bundle's.
-        sources: the model's, and their policies; host work is measured on the first.
-    """
-    spec = sources[0][0]
-    usual, own = chosen_plan(bundle)
-    problem = requested_problem(usual, settings.objective, settings.min_throughput, settings.max_latency)
-    asked = bool(settings.objective or settings.min_throughput or settings.max_latency)
-    if host_devices(bundle.platform, bundle.profile):
-        rehearsal = rehearsed_application(
-            bundle.compiled.graph,
-            bundle.platform,
-            spec,
-            found,
-            video=settings.output.suffix.lower() if settings.output else "",
-            lines=bool(settings.results),
-            overlay=settings.overlay,
-            trackers=partial(Trackers, followed) if (followed := settings.followed()) else None,
-            hardware=settings.hardware_decoding,
-        )
-        if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
-            listener.say(f"{shown(spec)}: {decoding}")
-        own_fps = taken_fps(rehearsal.fps, *sources) if rehearsal.setting.live and rehearsal.fps else None
-        rate_fps = settings.rate or (None if asked and not settings.deadline else own_fps)
-        deadline = frame_deadline(settings.deadline, settings.miss, rate_fps) if settings.deadline else None
-        planned = plan_with_host(
-            bundle,
-            rehearsal,
-            problem,
-            rate_fps,
-            settings.verify,
-            given=plan or (own if not asked and _was_given(bundle) else None),
-            key=application_key(path, problem, rehearsal, rate_fps, *filter(None, [deadline])),
-            fresh=settings.fresh,
-            listener=listener,
-            meter=meter,
-            deadline=deadline,
-        )
-        return replace(planned, rate_fps=rate_fps, deadline=deadline)
-    listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
-    alone = plan_alone(settings, bundle, plan)
-    deadline = frame_deadline(settings.deadline, settings.miss, settings.rate) if settings.deadline else None
-    chosen = kept_in_time(alone.problem, Decision(alone.plan, (alone.plan,), ""), deadline, listener).plan
-    return replace(alone, plan=chosen, rate_fps=settings.rate, deadline=deadline)
-
-
-def _with_latencies(planned: HostPlan, bundle: Bundle) -> Plan:
-    """Return the plan with the latencies that are to be expected, by what was measured when it was chosen."""
-    decision = planned.decision or bundle.decision
-    if decision is None:
-        return with_latencies(planned.problem, planned.plan, (), planned.rate_fps)
-    return as_measured(planned.problem, planned.plan, decision, planned.rate_fps)
-
-
-def _was_given(bundle: Bundle) -> bool:
-    """Return whether a bundle was compiled with a plan or a scheduler that was asked for, so that it is kept."""
-    return not bundle.application and (bundle.decision is None or len(bundle.decision.candidates) == 1)
-
-
 def _running(
     stack: ExitStack,
     opened: _OpenModel,
@@ -505,9 +473,7 @@ def _running(
     if settings.isolate:
         apart = isolated(compiled, bundle.platform, planned.plan.stages, making_s, processes=processes)
         compiled = stack.enter_context(apart)
-    strategy = strategy_of(settings.strategy)
-    if strategy and planned.decision:
-        strategy.expect(planned.decision.measured)
+    strategy = None if planned.measured else _strategy(settings, planned.decision)
     pipeline = LivePipeline(
         compiled,
         planned.problem,
@@ -536,6 +502,14 @@ def _running(
             pipeline, sources.frames, preprocessing, decoder, shape, warm, opened.trackers, replans=replans
         )
     return model
+
+
+def _strategy(settings: Settings, decision: Decision | None) -> Strategy | None:
+    """Return what watches the devices of a plan that was decided so."""
+    strategy = strategy_of(settings.strategy)
+    if strategy and decision:
+        strategy.expect(decision.measured)
+    return strategy
 
 
 def _labels(bundles: Sequence[Path]) -> list[str]:
@@ -623,30 +597,6 @@ def tell_source(
     if kind in ("source-failed", "source-ended", "source-refused"):
         again = "; it is tried again" if kind == "source-failed" else ""
         listener.warn(f"{reason}{again}")
-
-
-def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None = None) -> HostPlan:
-    """Return the plan of the model alone, where the work around it cannot be measured or no device could do it.
-
-    It is that of a file, the best one for what the settings request, or the bundle's own without its host operators.
-    """
-    graph = bundle.compiled.graph
-    own = Problem(graph, bundle.platform, bundle.profile, bundle.plan.objective)
-    problem = requested_problem(own, settings.objective, settings.min_throughput, settings.max_latency)
-    if plan:
-        found = given_plan(problem, plan)
-        if found.objective != problem.objective:
-            found = replace(found, objective=problem.objective, status="feasible", bound=None)
-        return HostPlan(problem, found)
-    if settings.objective or settings.min_throughput or settings.max_latency:
-        return HostPlan(problem, quick_plan(problem))
-    names = {operator.name for operator in graph.operators}
-    stages = (
-        replace(stage, operators=tuple(name for name in stage.operators if name in names))
-        for stage in bundle.plan.stages
-    )
-    alone = replace(bundle.plan, stages=tuple(stage for stage in stages if stage.operators))
-    return HostPlan(problem, judged(problem, alone))
 
 
 @contextmanager

@@ -190,6 +190,13 @@ class Settings:
     plan: list[Path] = setting(
         [], "Run this plan instead of the bundle's own; one, or one for each model.", panel="Planning"
     )
+    plan_first: bool = setting(
+        False,
+        "Measure a model file, and choose its plan, before the first frame. Without it, a video file runs at once, "
+        "each frame on one core; if it lasts so long that a measured plan pays, its frames wait once until the model "
+        "is measured.",
+        panel="Planning",
+    )
     verify: float = setting(
         10.0,
         "Seconds, at most, in which plans too close to tell apart by prediction run side by side, and as many more to "

@@ -15,7 +15,7 @@ import pytest
 
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline_video import find_decoder
-from tvm_pipeline_video.service import running_model
+from tvm_pipeline_video.service import model_plan
 from tvm_pipeline_video.service.running import Service
 from tvm_pipeline_video.service.settings import Settings
 
@@ -51,7 +51,7 @@ def known(bundle, tmp_path_factory) -> Settings:
 def settings(request, known, tmp_path, monkeypatch):
     """Settings of a run whose decoder fails at frame 11."""
     if request.param != "in a stage":
-        monkeypatch.setattr(running_model, "host_devices", lambda platform, profile: [])
+        monkeypatch.setattr(model_plan, "host_devices", lambda platform, profile: [])
 
     def made(does: str, **options: object) -> Settings:
         decoder(Path(known.decoder[0].removesuffix(":decode")), does, 11)

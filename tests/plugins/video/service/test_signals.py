@@ -165,7 +165,7 @@ def test_one_that_comes_after_all_is_done_changes_no_status(tmp_path, number):
 
 
 # Measuring what the decoder costs takes seconds.
-NOT_MEASURED = "import tvm_pipeline_video.service.running_model as m; m.host_devices = lambda *_: []"
+NOT_MEASURED = "import tvm_pipeline_video.service.model_plan as m; m.host_devices = lambda *_: []"
 
 
 def hanging_decoder(folder: Path) -> str:
@@ -187,7 +187,7 @@ def frames_in_order(folder: Path) -> int:
 
 def test_the_first_one_drains_a_run(cli, bundle, tmp_path, monkeypatch):
     """A SIGHUP, too, where no settings can be read anew: its terminal was closed. Two at once are one."""
-    monkeypatch.setattr("tvm_pipeline_video.service.running_model.host_devices", lambda *_: [])
+    monkeypatch.setattr("tvm_pipeline_video.service.model_plan.host_devices", lambda *_: [])
     decode, lines = hanging_decoder(tmp_path), tmp_path / "lines.jsonl"
 
     def hang_up() -> None:

@@ -31,9 +31,9 @@ from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service import changing_inputs, deadline_guard
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
+from tvm_pipeline_video.service.model_plan import plan_alone
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.running import Service
-from tvm_pipeline_video.service.running_model import plan_alone
 from tvm_pipeline_video.service.settings import Settings
 
 HALL, GATE, YARD = "synthetic:64x48@50", "synthetic:32x32@60", "synthetic:48x48@40"

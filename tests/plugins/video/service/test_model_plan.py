@@ -1,0 +1,189 @@
+"""A model file runs a video before it is measured; the frames of a long one wait once until it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.video.service.test_model_files import Heard
+from tests.support.tiny_yolo import write_tiny_yolo
+from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.testing import example_graph, example_model
+from tvm_pipeline.workflow.predicted import plan_from_shapes
+from tvm_pipeline.workflow.steps import opened_bundle
+from tvm_pipeline_video.application import host_graph
+from tvm_pipeline_video.service import model_bundle, model_plan, running_model
+from tvm_pipeline_video.service.inputs import HeldFrames
+from tvm_pipeline_video.service.model_plan import begins_at_once, pays
+from tvm_pipeline_video.service.running import Service
+from tvm_pipeline_video.service.settings import Settings
+
+CORES = Platform("box", (Device("cpu0", cores=(0,)), Device("cpu1", cores=(1,)), Device("cpu", cores=(0, 1))))
+GPU = Device("gpu", model=DeviceModel(macs_per_s=1e12))
+
+
+@pytest.mark.parametrize(
+    ("frames", "seconds", "left", "platform", "expected"),
+    [
+        (60, 2.0, 300, CORES, False),  # ten seconds are left
+        (60, 2.0, 30_000, CORES, True),
+        (60, 2.0, 3000, CORES, False),
+        (60, 2.0, 3000, Platform("box", (*CORES.devices, GPU)), True),  # which may be some times as fast
+        (0, 2.0, 1000, CORES, True),
+        (60, 2.0, float("inf"), CORES, True),
+    ],
+)
+def test_measuring_pays_for_long_files(frames, seconds, left, platform, expected):
+    assert pays(frames, seconds, left, platform) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        ("net.onnx", {}, True),
+        ("net.onnx", {"plan_first": True}, False),
+        ("net.onnx", {"fresh": True}, False),
+        ("net.onnx", {"max_latency": 0.1}, False),
+        ("net.onnx", {"rate": 10.0}, False),
+        ("net.onnx", {"adapt": "off"}, False),
+        ("net.onnx", {"source": ["camera:0"]}, False),
+        ("net.onnx", {"source": ["a.mp4", "b.mp4"]}, False),
+        ("net.tar", {}, False),
+    ],
+)
+def test_what_is_asked_of_a_plan_takes_measuring(model, options, expected):
+    settings = Settings(**{"bundle": [Path(model)], "source": ["a.mp4"], **options})
+    assert begins_at_once(settings, Path(model)) is expected
+
+
+def test_each_core_runs_whole_frames():
+    graph = host_graph(example_graph(), 640, 360, draws=False, writes=True)
+    problem, plan = plan_from_shapes(example_model(), Platform("box", (*CORES.devices, GPU)), graph)
+    assert [device.name for device in problem.platform.devices] == ["cpu0", "cpu1"]
+    both = [set(stage.devices) for stage in plan.stages if "double" in stage.operators]
+    assert both == [{"cpu0", "cpu1"}]
+    assert plan.predicted.throughput_fps is None  # nothing was measured
+    assert plan_from_shapes(example_model(), Platform("box", (GPU,)), graph) is None
+    one, alone = plan_from_shapes(example_model(), Platform("box", CORES.devices[:1]), graph)
+    assert (len(one.platform.devices), alone.devices) == (1, ("cpu0",))
+
+
+def test_frames_wait_while_they_are_held():
+    frames, given = HeldFrames(range(100), 100), []
+    with frames.held():
+        reader = threading.Thread(target=lambda: given.extend(islice(frames, 10)))
+        reader.start()
+        time.sleep(0.05)
+        assert (given, frames.given, frames.left) == ([], 0, 100)
+        assert frames.awaited_s >= time.perf_counter() - 0.01
+    reader.join(10)
+    assert (given, frames.given, frames.left) == (list(range(10)), 10, 90)
+    assert 0 < frames.awaited_s < time.perf_counter()
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory, empty_cache):
+    """A small model file that was compiled, and not measured, in a cache of its own."""
+    folder = tmp_path_factory.mktemp("begins")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(folder / "cache")))
+        path, heard = write_tiny_yolo(folder / "tiny.onnx"), Heard()
+        with model_bundle.opened_model(path, Settings(), heard, measured=False) as (kept, bundle):
+            assert not bundle.profile.is_measured
+        yield path, kept, kept.read_bytes()
+
+
+@pytest.fixture
+def run(net, tmp_path, monkeypatch):
+    """Run the model on a film of so many frames; return the report, the numbers of the frames, and what was heard."""
+    path, kept, unmeasured = net
+    kept.write_bytes(unmeasured)
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(kept.parents[1]))
+
+    def run(frames, **options):
+        heard, lines = Heard(), tmp_path / "lines.jsonl"
+        film = [f"synthetic:128x96@30:{frames}"]
+        settings = Settings(bundle=[path], source=film, results=str(lines), verify=0.0, **options)
+        [report] = Service(settings, listener=heard).run()
+        return report, [json.loads(line)["frame"] for line in lines.read_text().splitlines()], heard.lines
+
+    return run
+
+
+def test_a_short_film_is_through_before_anything_is_measured(run, net):
+    report, frames, heard = run(12)
+    assert frames == list(range(12))
+    assert (report.chosen_by, report.events) == (running_model.FROM_SHAPES, ())
+    assert report.plan.predicted.throughput_fps is None
+    assert not any(line.startswith("plan:") for line in heard)
+    with opened_bundle(net[1]) as bundle:
+        assert not bundle.profile.is_measured
+
+
+@pytest.fixture
+def pays_soon(monkeypatch):
+    monkeypatch.setattr(running_model, "SEEN_S", 0.0)
+    monkeypatch.setattr(model_plan, "PAYS_S", 1e-9)
+
+
+@pytest.mark.thorough
+def test_the_frames_of_a_long_film_wait_until_it_is_measured(run, net, pays_soon):
+    report, frames, heard = run(3000)
+    assert frames == list(range(3000))  # none is lost, repeated or out of order
+    assert [event.kind for event in report.events] == ["measured"]
+    assert 0 < report.events[0].frame < 3000
+    assert report.chosen_by.startswith("prediction")  # `verify` is 0
+    assert report.plan.predicted.throughput_fps
+    assert (report.statistics.frames, any(line.startswith("plan: ") for line in heard)) == (3000, True)
+    with opened_bundle(net[1]) as bundle:
+        assert bundle.profile.is_measured
+    again, frames, heard = run(3000)
+    assert any("planned for this bundle, source and decoder before" in line for line in heard)
+    assert (frames, again.plan.stages) == (list(range(3000)), report.plan.stages)
+
+
+@pytest.mark.parametrize("does", ["fails", "is interrupted"])
+def test_what_goes_wrong_while_frames_wait_costs_none(run, pays_soon, monkeypatch, does):
+    def measured(path):
+        if does == "fails":
+            raise PipelineError("the device is gone")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+        raise AssertionError("the signal did not end it")
+
+    monkeypatch.setattr(model_plan, "measured_bundle", measured)
+    report, frames, heard = run(2000)
+    assert frames == list(range(len(frames)))
+    assert report.chosen_by == running_model.FROM_SHAPES
+    if does == "fails":
+        assert len(frames) == 2000
+        assert "the device is gone; it runs on as before" in heard
+    else:
+        assert 0 < len(frames) < 2000
+        assert any(line.startswith("draining") for line in heard)
+
+
+def test_a_bundle_without_figures_is_measured_where_they_are_needed(net, monkeypatch):
+    path, kept, unmeasured = net
+    kept.write_bytes(unmeasured)
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(kept.parents[1]))
+    asked = []
+
+    def measured(where):
+        asked.append(where)
+        with opened_bundle(where) as bundle:
+            return bundle
+
+    monkeypatch.setattr(model_bundle, "measured_bundle", measured)
+    monkeypatch.setattr(model_bundle, "host_devices", lambda *_: [object()])
+    with model_bundle.opened_model(path, Settings(source=["a.mp4"]), Heard()):
+        assert asked == [kept]
