@@ -50,7 +50,7 @@ def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: Operato
     able = [device for device in platform.devices if device.cores and len(compiled.computes(device)) == everything]
     fewest = min((len(device.cores) for device in able), default=0)
     cores = tuple(device for device in able if len(device.cores) == fewest)
-    if not cores:
+    if len({device.backend for device in cores}) != 1:  # without a measurement, no engine is the faster one
         return None
     guessed = DeviceProfile.in_order(graph, [seconds or HOST_S for seconds in roofline_seconds(graph, CORE).values()])
     profile = Profile(graph.name, graph.fingerprint, {device.name: guessed for device in cores})

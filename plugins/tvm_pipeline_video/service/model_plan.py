@@ -1,6 +1,6 @@
 """The plan by which a model of a run begins: given, known from before, measured now, or from shapes alone.
 
-A model file that was never measured runs a video at once: each core runs frames of its own (`workflow/predicted.py`).
+A video file runs at once if nothing was asked of the plan: each core runs frames of its own (`workflow/predicted.py`).
 If the video is long, its frames then wait once, while the application is measured and planned, and the others run by
 that plan. A video that ends soon is through before that pays.
 
@@ -40,7 +40,7 @@ from tvm_pipeline_video.service.video_extra import Interpretation, Rehearsal, Tr
 SEEN_S, PAYS_S, PAYS_WITH_OTHERS_S = 2.0, 600.0, 60.0
 
 
-def begins_at_once(settings: Settings, model: Path) -> bool:
+def begins_at_once(settings: Settings) -> bool:
     """Return whether a model may run before it was measured: alone, on one file, with nothing asked of its plan.
 
     A camera cannot be read a second time to measure on it, and its frames do not wait.
@@ -48,10 +48,18 @@ def begins_at_once(settings: Settings, model: Path) -> bool:
     asked = (
         *(settings.plan_first, settings.plan, settings.objective, settings.min_throughput, settings.max_latency),
         *(settings.rate, settings.deadline, settings.control, settings.adapt == "off", settings.fresh),
-        *(settings.isolate, settings.policy, any(settings.tag)),
+        *(settings.platform, settings.device, settings.isolate, settings.policy, any(settings.tag)),
     )
-    is_one = settings.models == len(settings.source) == 1
-    return is_one and not any(asked) and model.suffix != ".tar" and not is_live(settings.source[0])
+    return settings.models == len(settings.source) == 1 and not any(asked) and not is_live(settings.source[0])
+
+
+def _is_left_open(bundle: Bundle) -> bool:
+    """Return whether nothing was asked of a bundle's plan, and no device is known to be faster than all cores."""
+    if not bundle.profile.is_measured:
+        return True
+    plan, platform = bundle.plan, bundle.platform
+    asked = bundle.application or _was_given(bundle) or plan.objective != "throughput" or plan.power_mode
+    return not asked and plan.batch == 1 and all(device.cores and not device.stand_in for device in platform.devices)
 
 
 def pays(frames: int, seconds: float, left: float, platform: Platform) -> bool:
@@ -106,7 +114,8 @@ def planned_model(
     if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
         listener.say(f"{shown(sources[0][0])}: {decoding}")
     planned = partial(_with_host_work, settings, path, plan, sources, rehearsal, listener, meter)
-    shapes = plan_from_shapes(bundle.compiled, bundle.platform, rehearsal.graph) if at_once else None
+    may_begin = at_once and _is_left_open(bundle)
+    shapes = plan_from_shapes(bundle.compiled, bundle.platform, rehearsal.graph) if may_begin else None
     if shapes is None:
         return planned(bundle)
 

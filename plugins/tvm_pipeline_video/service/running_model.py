@@ -83,7 +83,7 @@ MOST_LABELS = 100  # that are counted; texts that were read may all differ
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
 LEAVES_S = 0.01  # between two looks at whether the frames inside have come out
-FROM_SHAPES = "the shapes of its operators, before anything was measured (`plan_first` measures it before)"
+FROM_SHAPES = "the shapes of its operators alone (`plan_first` measures before the first frame)"
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
 Picture = NDArray[np.uint8]
 
@@ -342,7 +342,7 @@ def opened_models(
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
-            at_once = begins_at_once(settings, given)
+            at_once = begins_at_once(settings)
             path, bundle = stack.enter_context(opened_model(given, settings, listener, index, measured=not at_once))
             if settings.isolate is not False:  # plans are compared before they run, and a device may fail then
                 making_s = making_limit_s(bundle.compiled.graph, settings.watchdog)

@@ -192,9 +192,8 @@ class Settings:
     )
     plan_first: bool = setting(
         False,
-        "Measure a model file, and choose its plan, before the first frame. Without it, a video file runs at once, "
-        "each frame on one core; if it lasts so long that a measured plan pays, its frames wait once until the model "
-        "is measured.",
+        "Measure, and choose the plan, before the first frame. Without it, a video file runs at once, each frame on "
+        "one core; if it lasts so long that a measured plan pays, its frames wait once until all is measured.",
         panel="Planning",
     )
     verify: float = setting(

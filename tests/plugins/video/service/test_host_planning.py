@@ -45,24 +45,26 @@ def test_the_plan_of_a_run_holds_the_work_around_the_model(cli, bundle, tmp_path
 
 @pytest.mark.thorough
 def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, cache):
-    first = cli("run", bundle, "--source", FILM, "--json")
+    first = cli("run", bundle, "--plan-first", "--source", FILM, "--json")
     assert "planned for this bundle" not in first.err
     again = cli("run", bundle, "--source", FILM, "--json")
     assert "planned for this bundle, source and decoder before; --fresh measures again" in again.err
     assert again.json["stages"] == first.json["stages"]
     assert again.json["predicted"] == first.json["predicted"]
-    assert "before" not in cli("run", bundle, "--source", FILM, "--fresh").err
+    assert "before" not in cli("run", bundle, "--plan-first", "--source", FILM, "--fresh").err
     assert len(list(cache.iterdir())) == 1
-    assert "before" not in cli("run", bundle, "--source", "synthetic:96x48@30:12").err  # frames of another size
+    assert (
+        "before" not in cli("run", bundle, "--plan-first", "--source", "synthetic:96x48@30:12").err
+    )  # frames of another size
     assert len(list(cache.iterdir())) == 2
     for path in cache.iterdir():
         path.write_text("{")  # damaged: it is measured again
-    assert "before" not in cli("run", bundle, "--source", FILM).err
+    assert "before" not in cli("run", bundle, "--plan-first", "--source", FILM).err
 
 
 @pytest.mark.thorough
 def test_candidates_run_side_by_side_on_the_source(cli, bundle):
-    outcome = cli("run", bundle, "--source", FILM, "--verify", 0.2)
+    outcome = cli("run", bundle, "--plan-first", "--source", FILM, "--verify", 0.2)
     assert outcome.code == 0, outcome.err
     assert "plan: " in outcome.err
     assert "measure" in outcome.err  # what it measured; or, on a machine that is very busy, that there was no time

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 
 from tests.plugins.video.service.test_model_files import Heard
 from tests.support.tiny_yolo import write_tiny_yolo
+from tvm_pipeline import Problem
+from tvm_pipeline import plan as planned
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.testing import example_graph, example_model
+from tvm_pipeline.testing import example_bundle, example_graph, example_model
 from tvm_pipeline.workflow.predicted import plan_from_shapes
 from tvm_pipeline.workflow.steps import opened_bundle
 from tvm_pipeline_video.application import host_graph
@@ -47,22 +50,42 @@ def test_measuring_pays_for_long_files(frames, seconds, left, platform, expected
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "expected"),
+    ("options", "expected"),
     [
-        ("net.onnx", {}, True),
-        ("net.onnx", {"plan_first": True}, False),
-        ("net.onnx", {"fresh": True}, False),
-        ("net.onnx", {"max_latency": 0.1}, False),
-        ("net.onnx", {"rate": 10.0}, False),
-        ("net.onnx", {"adapt": "off"}, False),
-        ("net.onnx", {"source": ["camera:0"]}, False),
-        ("net.onnx", {"source": ["a.mp4", "b.mp4"]}, False),
-        ("net.tar", {}, False),
+        ({}, True),
+        ({"plan_first": True}, False),
+        ({"fresh": True}, False),
+        ({"max_latency": 0.1}, False),
+        ({"rate": 10.0}, False),
+        ({"adapt": "off"}, False),
+        ({"device": "cpu"}, False),
+        ({"source": ["camera:0"]}, False),
+        ({"source": ["a.mp4", "b.mp4"]}, False),
     ],
 )
-def test_what_is_asked_of_a_plan_takes_measuring(model, options, expected):
-    settings = Settings(**{"bundle": [Path(model)], "source": ["a.mp4"], **options})
-    assert begins_at_once(settings, Path(model)) is expected
+def test_what_is_asked_of_a_plan_takes_measuring(options, expected):
+    settings = Settings(**{"bundle": [Path("net.onnx")], "source": ["a.mp4"], **options})
+    assert begins_at_once(settings) is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"platform": Platform("box", (*CORES.devices, GPU))}, False),
+        ({"decision": None}, False),  # it was compiled with a plan
+        ({"plan": "latency"}, False),
+        ({"application": {"source": "a.mp4"}}, False),
+    ],
+)
+def test_what_was_asked_of_a_bundle_is_kept(change, expected):
+    bundle = example_bundle()
+    decision = planned(Problem(bundle.graph, bundle.platform, bundle.profile))
+    assert len(decision.candidates) > 1
+    if "plan" in change:
+        change = {"plan": replace(bundle.plan, objective=change["plan"])}
+    bundle = replace(bundle, **{"platform": CORES, "decision": decision, **change})
+    assert model_plan._is_left_open(bundle) is expected
 
 
 def test_each_core_runs_whole_frames():
@@ -73,6 +96,8 @@ def test_each_core_runs_whole_frames():
     assert both == [{"cpu0", "cpu1"}]
     assert plan.predicted.throughput_fps is None  # nothing was measured
     assert plan_from_shapes(example_model(), Platform("box", (GPU,)), graph) is None
+    engines = (Device("cpu0", cores=(0,)), Device("ort0", "onnxruntime", cores=(0,)))
+    assert plan_from_shapes(example_model(), Platform("box", engines), graph) is None  # either may be the faster one
     one, alone = plan_from_shapes(example_model(), Platform("box", CORES.devices[:1]), graph)
     assert (len(one.platform.devices), alone.devices) == (1, ("cpu0",))
 
