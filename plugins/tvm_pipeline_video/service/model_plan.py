@@ -48,7 +48,7 @@ def begins_at_once(settings: Settings) -> bool:
     asked = (
         *(settings.plan_first, settings.plan, settings.objective, settings.min_throughput, settings.max_latency),
         *(settings.rate, settings.deadline, settings.control, settings.adapt == "off", settings.fresh),
-        *(settings.platform, settings.device, settings.isolate, settings.policy, any(settings.tag)),
+        *(settings.platform, settings.device, settings.isolate, settings.wait, settings.policy, any(settings.tag)),
     )
     return settings.models == len(settings.source) == 1 and not any(asked) and not is_live(settings.source[0])
 

@@ -59,6 +59,7 @@ def test_measuring_pays_for_long_files(frames, seconds, left, platform, expected
         ({"rate": 10.0}, False),
         ({"adapt": "off"}, False),
         ({"device": "cpu"}, False),
+        ({"wait": True}, False),
         ({"source": ["camera:0"]}, False),
         ({"source": ["a.mp4", "b.mp4"]}, False),
     ],
