@@ -55,8 +55,6 @@ def begins_at_once(settings: Settings) -> bool:
 
 def _is_left_open(bundle: Bundle) -> bool:
     """Return whether nothing was asked of a bundle's plan, and no device is known to be faster than all cores."""
-    if not bundle.profile.is_measured:
-        return True
     plan, platform = bundle.plan, bundle.platform
     asked = bundle.application or _was_given(bundle) or plan.objective != "throughput" or plan.power_mode
     return not asked and plan.batch == 1 and all(device.cores and not device.stand_in for device in platform.devices)
@@ -90,9 +88,11 @@ def planned_model(
     Args:
         path: the bundle's.
         sources: the model's, and their policies; host work is measured on the first.
-        at_once: where the application was not measured, the plan follows from shapes.
+        at_once: where the application was not measured, the plan follows from shapes. A bundle without figures is then
+            that of a model file.
     """
-    if bundle.profile.is_measured and not host_devices(bundle.platform, bundle.profile):
+    is_new = at_once and not bundle.profile.is_measured
+    if not is_new and not host_devices(bundle.platform, bundle.profile):
         listener.say(
             "reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could"
         )
@@ -114,17 +114,17 @@ def planned_model(
     if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
         listener.say(f"{shown(sources[0][0])}: {decoding}")
     planned = partial(_with_host_work, settings, path, plan, sources, rehearsal, listener, meter)
-    may_begin = at_once and _is_left_open(bundle)
+    may_begin = is_new or (at_once and _is_left_open(bundle))
     shapes = plan_from_shapes(bundle.compiled, bundle.platform, rehearsal.graph) if may_begin else None
     if shapes is None:
         return planned(bundle)
 
     def measured() -> HostPlan:
-        known = bundle if bundle.profile.is_measured else replace(measured_bundle(path), compiled=bundle.compiled)
+        known = replace(measured_bundle(path), compiled=bundle.compiled) if is_new else bundle
         return with_expected_latencies(planned(known), known)
 
     first = HostPlan(*shapes, measured=measured)
-    return planned(bundle, first) if bundle.profile.is_measured else first
+    return first if is_new else planned(bundle, first)
 
 
 def _with_host_work(
