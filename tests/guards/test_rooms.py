@@ -76,7 +76,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_kernels": 10_320,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 3860,
-    "plugins/tvm_pipeline_video": 14_650,
+    "plugins/tvm_pipeline_video": 14_655,
 }
 
 
