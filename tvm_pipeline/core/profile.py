@@ -212,11 +212,6 @@ class Profile:
                     f"{link.latency_s} and bandwidth_bytes_per_s {link.bandwidth_bytes_per_s}; measure again"
                 )
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether it has figures of any device."""
-        return bool(self.devices)
-
     def check_graph(self, graph: OperatorGraph) -> None:
         """Raise ProfileError unless this profile was measured on `graph`."""
         if self.fingerprint != graph.fingerprint:

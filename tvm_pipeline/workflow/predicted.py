@@ -14,6 +14,7 @@ The first plan of a model that runs before it is measured (`plan_from_shapes`) n
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ CORE, HOST_S = DeviceModel(macs_per_s=5e10, bytes_per_s=1e10, operator_s=1e-6), 
 
 
 def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: OperatorGraph) -> tuple[Problem, Plan] | None:
-    """Return a plan in which each core runs whole frames, and what it was made for; None where no core can.
+    """Return a plan in which each core runs whole frames, and what it was made for; None where that is not possible.
 
     The plan has no prediction.
 
@@ -56,9 +57,11 @@ def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: Operato
     profile = Profile(graph.name, graph.fingerprint, {device.name: guessed for device in cores})
     problem = Problem(graph, replace(platform, devices=cores, links=()), profile)
     try:
-        plan = replicas(problem)  # a cut would be right only if the operators' shares of the work were
-    except NoPlanError:
         plan = quick_plan(problem)
+    except NoPlanError:
+        return None
+    with suppress(NoPlanError):
+        plan = replicas(problem)  # a cut would be right only if the operators' shares of the work were
     return problem, replace(plan, predicted=Prediction(), status="feasible", bound=None)
 
 

@@ -63,7 +63,7 @@ class HostPlan:
         decision: the plan, its candidates, and what was measured of them; None where the plan was given.
         rate_fps: the frames a second that come; None where the source gives them as fast as they are taken.
         deadline: that was asked for, whether the plan keeps it or not.
-        measured: measures the application, and plans it by that, where the plan follows from shapes (`model_plan.py`).
+        measured: measures the application and plans it; None where the plan does not follow from shapes alone.
     """
 
     problem: Problem

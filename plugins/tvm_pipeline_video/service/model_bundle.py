@@ -139,7 +139,7 @@ def opened_model(
             for line in found.profile.warnings:
                 listener.warn(f"when {path} was compiled, {line}. `fresh` measures again")
             listener.say(f"{path} was compiled before ({kept})")
-        if measured and not found.profile.is_measured:
+        if measured and is_unmeasured(found):
             found = replace(measured_bundle(kept), compiled=found.compiled)
         around_it = settings.source and not settings.wait and host_devices(found.platform, found.profile)
         if measured and not around_it and found.decision and not found.decision.candidates:
@@ -175,6 +175,11 @@ def _check_camera(spec: str) -> None:
                     f"{shown(spec)} cannot be reached: {error.strerror or error}; see that the camera is on, and that "
                     "its address and port are these"
                 ) from error
+
+
+def is_unmeasured(bundle: Bundle) -> bool:
+    """Return whether the bundle of a model file was not measured yet: nothing was decided by its figures."""
+    return bundle.decision is None
 
 
 def measured_bundle(path: Path) -> Bundle:

@@ -31,7 +31,7 @@ from tvm_pipeline_video.service.host_planning import (
 )
 from tvm_pipeline_video.service.inputs import is_live, taken_fps
 from tvm_pipeline_video.service.listener import Listener
-from tvm_pipeline_video.service.model_bundle import measured_bundle
+from tvm_pipeline_video.service.model_bundle import is_model, is_unmeasured, measured_bundle
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import Interpretation, Rehearsal, Trackers, host_devices
 
@@ -88,10 +88,9 @@ def planned_model(
     Args:
         path: the bundle's.
         sources: the model's, and their policies; host work is measured on the first.
-        at_once: where the application was not measured, the plan follows from shapes. A bundle without figures is then
-            that of a model file.
+        at_once: where the application was not measured, the plan follows from shapes.
     """
-    is_new = at_once and not bundle.profile.is_measured
+    is_new = at_once and is_model(settings.bundle[0]) and is_unmeasured(bundle)
     if not is_new and not host_devices(bundle.platform, bundle.profile):
         listener.say(
             "reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could"
@@ -116,13 +115,13 @@ def planned_model(
     planned = partial(_with_host_work, settings, path, plan, sources, rehearsal, listener, meter)
     may_begin = is_new or (at_once and _is_left_open(bundle))
     shapes = plan_from_shapes(bundle.compiled, bundle.platform, rehearsal.graph) if may_begin else None
-    if shapes is None:
-        return planned(bundle)
 
     def measured() -> HostPlan:
         known = replace(measured_bundle(path), compiled=bundle.compiled) if is_new else bundle
         return with_expected_latencies(planned(known), known)
 
+    if shapes is None:
+        return measured()
     first = HostPlan(*shapes, measured=measured)
     return first if is_new else planned(bundle, first)
 

@@ -37,13 +37,10 @@ from tvm_pipeline.runtime.replanning import nearest_plan
 from tvm_pipeline.workflow.power_meter import opened_meter
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.deadline_guard import DeadlineGuard
-from tvm_pipeline_video.service.host_planning import (
-    ApplicationRecord,
-    HostPlan,
-)
+from tvm_pipeline_video.service.host_planning import ApplicationRecord, HostPlan
 from tvm_pipeline_video.service.inputs import HeldFrames, ModelSources, opened_sources
 from tvm_pipeline_video.service.listener import Listener
-from tvm_pipeline_video.service.model_bundle import is_model, opened_model, settings_beside
+from tvm_pipeline_video.service.model_bundle import opened_model, settings_beside
 from tvm_pipeline_video.service.model_plan import (
     SEEN_S,
     begins_at_once,
@@ -344,7 +341,6 @@ def opened_models(
             specs, given = settings.source[own], settings.bundle[index]
             at_once = begins_at_once(settings)
             path, bundle = stack.enter_context(opened_model(given, settings, listener, index, measured=not at_once))
-            at_once = at_once and (is_model(given) or bundle.profile.is_measured)
             if settings.isolate is not False:  # plans are compared before they run, and a device may fail then
                 making_s = making_limit_s(bundle.compiled.graph, settings.watchdog)
                 apart = isolated(
