@@ -44,7 +44,7 @@ NETWORKS = (
     *("ppocr_det_v6_tiny", "ppocr_rec_v4_ch"),
 )
 MACHINE = ("targets", "alignment", "numba", "assets")  # folders of the cache that are of no model
-COLD = 10
+COLD = 10  # the first frames, which do not count for the rate
 PLANNED = "plan: "  # what `run` says when its plan is decided
 
 
@@ -55,7 +55,7 @@ class Wait:
     Attributes:
         first_s: until the first line of results; None where none came.
         planned_s: until the plan was decided; None where none was.
-        fps: frames a second, after the first COLD; None where they are too few.
+        fps: frames a second, without the first COLD; None where too few came.
         said: the lines of the errors' stream, each with its second.
     """
 

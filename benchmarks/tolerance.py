@@ -5,8 +5,8 @@
     taskset -c 1 python benchmarks/tolerance.py --target "llvm -mcpu=x86-64-v3"        # by AVX2
     taskset -c 1 python benchmarks/tolerance.py --short                                # a small network, for CI
 
-Each network is compiled with `--tolerance 0`, which is direct sums, and with the default, which lets Winograd's
-algorithm compute a layer. Relax compiles both versions, and this script runs them in turns.
+Relax compiles two versions of each network: with `--tolerance 0` all sums are direct, and with the default tolerance
+Winograd's algorithm may compute a layer. This script runs the two versions in turns.
 
 kernels    how many distinct ones Winograd's algorithm computes
 error      the largest difference of an output from the network in float64, over its largest value: the worst of noise

@@ -65,7 +65,7 @@ class Event:
 
     Attributes:
         time_s: seconds since the start, on a clock that never jumps.
-        kind: `start`; `measured` (the plan runs that was measured meanwhile); `switch`; `failure`; `return` (of a
+        kind: `start`; `measured` (a plan that was measured meanwhile runs); `switch`; `failure`; `return` (of a
             device); `refusal` (of a plan); `objective`; `limit` (the plan begins to miss one, or keeps it again);
             `throttled` (the machine is slowed down because of heat or current) and `unthrottled` (no longer);
             `restart` (of a process, by its supervisor).

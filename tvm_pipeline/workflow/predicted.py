@@ -6,9 +6,8 @@ A platform file names for such a device a file of layer times, seen from the fol
     name = "big"
     layer_times = "../layer_times/zen5-1-core.json"
 
-`profiling/layer_times.py` predicts. Next: `steps.py`, which plans with such a profile.
-
-The first plan of a model that runs before it is measured (`plan_from_shapes`) needs less: each core runs whole frames.
+`profiling/layer_times.py` predicts. A model that runs before it is measured needs less: by `plan_from_shapes`, each
+core runs whole frames. Next: `steps.py`, which plans with such a profile.
 """
 
 from __future__ import annotations
@@ -56,13 +55,10 @@ def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: Operato
     guessed = DeviceProfile.in_order(graph, [seconds or HOST_S for seconds in roofline_seconds(graph, CORE).values()])
     profile = Profile(graph.name, graph.fingerprint, {device.name: guessed for device in cores})
     problem = Problem(graph, replace(platform, devices=cores, links=()), profile)
-    try:
-        plan = quick_plan(problem)
-    except NoPlanError:
-        return None
-    with suppress(NoPlanError):
-        plan = replicas(problem)  # a cut would be right only if the operators' shares of the work were
-    return problem, replace(plan, predicted=Prediction(), status="feasible", bound=None)
+    for made in (replicas, quick_plan):  # a cut would be right only if the operators' shares of the work were
+        with suppress(NoPlanError):
+            return problem, replace(made(problem), predicted=Prediction(), status="feasible", bound=None)
+    return None
 
 
 def names_layer_times(platform: Platform) -> bool:

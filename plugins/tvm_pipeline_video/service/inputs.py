@@ -87,7 +87,6 @@ class ModelSources:
         live: those that are read ahead.
         counts: for each source, the frame to go on at and how many results came out.
         every: for each source, only each frame that this number divides is taken.
-        file: the same frames as `frames`, where they are those of one file and can be held back.
 
     The keys of sources are their tags, or their names where they have none.
     """
@@ -99,7 +98,11 @@ class ModelSources:
     counts: Mapping[str, Counts]
     live: tuple[LiveSource, ...] = ()
     every: Mapping[str, int] = field(default_factory=dict)
-    file: HeldFrames | None = None
+
+    @property
+    def file(self) -> HeldFrames | None:
+        """The frames, where they are those of one file and can be held back."""
+        return self.frames if isinstance(self.frames, HeldFrames) else None
 
     def statistics(self) -> dict[str, LiveStatistics]:
         """Return what became of the frames of each source that is read ahead."""
@@ -167,7 +170,7 @@ def opened_sources(
             known = (left, None if only.frames is None else only.frames - int(counts[0]))
             length = min((frames for frames in known if frames is not None), default=None)
             file = HeldFrames(islice(only, left), length)
-            yield ModelSources(only.name, only.fps, file, lambda: only.damaged, {only.name: counts}, file=file)
+            yield ModelSources(only.name, only.fps, file, lambda: only.damaged, {only.name: counts})
         return
     live: list[LiveSource] = []
     counted: dict[str, Counts] = {}

@@ -1,8 +1,8 @@
 """The plan by which a model of a run begins: given, known from before, measured now, or from shapes alone.
 
-A video file runs at once if nothing was asked of the plan: each core runs frames of its own (`workflow/predicted.py`).
-If the video is long, its frames then wait once, while the application is measured and planned, and the others run by
-that plan. A video that ends soon is through before that pays.
+A video file runs at once, unless the user asked something of the plan: each core runs whole frames
+(`workflow/predicted.py`). The frames of a long video then wait once, while the application is measured and planned; the
+others run by that plan. A short video ends before that pays.
 
 Read next: host_planning.py, which measures and plans; running_model.py, which runs the plan.
 """
@@ -98,7 +98,7 @@ def planned_model(
         alone = plan_alone(settings, bundle, plan)
         deadline = frame_deadline(settings.deadline, settings.miss, settings.rate) if settings.deadline else None
         chosen = kept_in_time(alone.problem, Decision(alone.plan, (alone.plan,), ""), deadline, listener).plan
-        return replace(alone, plan=chosen, rate_fps=settings.rate, deadline=deadline)
+        return _with_latencies(replace(alone, plan=chosen, rate_fps=settings.rate, deadline=deadline), bundle)
     rehearsal = rehearsed_application(
         bundle.compiled.graph,
         bundle.platform,
@@ -117,8 +117,7 @@ def planned_model(
     shapes = plan_from_shapes(bundle.compiled, bundle.platform, rehearsal.graph) if may_begin else None
 
     def measured() -> HostPlan:
-        known = replace(measured_bundle(path), compiled=bundle.compiled) if is_new else bundle
-        return with_expected_latencies(planned(known), known)
+        return planned(replace(measured_bundle(path), compiled=bundle.compiled) if is_new else bundle)
 
     if shapes is None:
         return measured()
@@ -137,7 +136,7 @@ def _with_host_work(
     bundle: Bundle,
     first: HostPlan | None = None,
 ) -> HostPlan:
-    """Return the plan of a measured model with the host work around it.
+    """Return the plan of a measured model with the host work around it; `first` where the application is not known.
 
     The plan is that of a file, or that of a bundle which was compiled with a given plan; else the best one for
     the objective and the limits that the settings request, or for the bundle's own objective.
@@ -162,10 +161,12 @@ def _with_host_work(
         deadline=deadline,
         first=first,
     )
-    return replace(planned, rate_fps=rate_fps, deadline=deadline)
+    if planned is first:
+        return planned
+    return _with_latencies(replace(planned, rate_fps=rate_fps, deadline=deadline), bundle)
 
 
-def with_expected_latencies(planned: HostPlan, bundle: Bundle) -> HostPlan:
+def _with_latencies(planned: HostPlan, bundle: Bundle) -> HostPlan:
     """Return the plan with the latencies that are to be expected, by what was measured when it was chosen."""
     decision = planned.decision or bundle.decision
     problem, plan, rate_fps = planned.problem, planned.plan, planned.rate_fps

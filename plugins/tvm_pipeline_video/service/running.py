@@ -42,7 +42,7 @@ TOLD_FIGURES = "throughput_fps", "latency_p50_s", "latency_p99_s"  # of the pipe
 
 
 class _Left(BaseException):
-    """A signal ends what it interrupts, and not the run."""
+    """A signal came while frames waited: it ends the measuring, and the run drains."""
 
 
 class Service:

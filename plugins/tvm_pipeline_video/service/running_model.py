@@ -41,14 +41,7 @@ from tvm_pipeline_video.service.host_planning import ApplicationRecord, HostPlan
 from tvm_pipeline_video.service.inputs import HeldFrames, ModelSources, opened_sources
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.model_bundle import opened_model, settings_beside
-from tvm_pipeline_video.service.model_plan import (
-    SEEN_S,
-    begins_at_once,
-    pays,
-    plan_alone,
-    planned_model,
-    with_expected_latencies,
-)
+from tvm_pipeline_video.service.model_plan import SEEN_S, begins_at_once, pays, plan_alone, planned_model
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline_video.service.result_files import ResultFiles
@@ -80,7 +73,7 @@ MOST_LABELS = 100  # that are counted; texts that were read may all differ
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
 LEAVES_S = 0.01  # between two looks at whether the frames inside have come out
-FROM_SHAPES = "the shapes of its operators alone (`plan_first` measures before the first frame)"
+BY_SHAPES = "the shapes of its operators alone (`plan_first` measures before the first frame)"
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
 Picture = NDArray[np.uint8]
 
@@ -368,7 +361,6 @@ def opened_models(
                 continue
             inputs = specs, policies[own]
             planned = planned_model(settings, path, bundle, plans[index], inputs, found, listener, meter, at_once)
-            planned = planned if planned.measured else with_expected_latencies(planned, bundle)
             sources = stack.enter_context(
                 opened_sources(
                     specs,
@@ -391,7 +383,7 @@ def opened_models(
             models[-1].for_rate = one.planned.rate_fps is not None
             models[-1].measured = one.planned.measured
             models[-1].strategy = partial(_strategy, settings)
-            models[-1].chosen_by = FROM_SHAPES if one.planned.measured else ""
+            models[-1].chosen_by = BY_SHAPES if one.planned.measured else ""
             if settings.late == "drop" and isinstance(one.sources, ModelSources):
                 for source in one.sources.live:
                     source.late_age_s = models[-1].late_age_s

@@ -120,7 +120,7 @@ def test_frames_wait_while_they_are_held():
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory, empty_cache):
-    """A small model file that was compiled, and not measured, in a cache of its own."""
+    """Give a model file, its bundle in a separate cache, and the bytes of the bundle: compiled, but not measured."""
     folder = tmp_path_factory.mktemp("begins")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(folder / "cache")))
@@ -132,7 +132,10 @@ def net(tmp_path_factory, empty_cache):
 
 @pytest.fixture
 def run(net, tmp_path, monkeypatch):
-    """Run the model on a film of so many frames; return the report, the numbers of the frames, and what was heard."""
+    """Give a function that runs the model on a film of that length.
+
+    It returns the report, the frame numbers in the results, and the lines that the listener heard.
+    """
     path, kept, unmeasured = net
     kept.write_bytes(unmeasured)
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(kept.parents[1]))
@@ -150,7 +153,7 @@ def run(net, tmp_path, monkeypatch):
 def test_a_short_film_is_through_before_anything_is_measured(run, net):
     report, frames, heard = run(12)
     assert frames == list(range(12))
-    assert (report.chosen_by, report.events) == (running_model.FROM_SHAPES, ())
+    assert (report.chosen_by, report.events) == (running_model.BY_SHAPES, ())
     assert report.plan.predicted.throughput_fps is None
     assert not any(line.startswith("plan:") for line in heard)
     with opened_bundle(net[1]) as bundle:
@@ -190,7 +193,7 @@ def test_what_goes_wrong_while_frames_wait_costs_none(run, pays_soon, monkeypatc
     monkeypatch.setattr(model_plan, "measured_bundle", measured)
     report, frames, heard = run(2000)
     assert frames == list(range(len(frames)))
-    assert report.chosen_by == running_model.FROM_SHAPES
+    assert report.chosen_by == running_model.BY_SHAPES
     if does == "fails":
         assert len(frames) == 2000
         assert "the device is gone; it runs on as before" in heard
