@@ -58,7 +58,7 @@ MOST_LINES = {
     "tvm_pipeline/core": 3465,
     "tvm_pipeline/cost": 2330,
     "tvm_pipeline/frontends": 2985,
-    "tvm_pipeline/memory": 3060,
+    "tvm_pipeline/memory": 3100,
     "tvm_pipeline/planning": 12_140,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2515,

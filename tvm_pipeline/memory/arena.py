@@ -194,9 +194,9 @@ def _lowest(placed: Sequence[tuple[int, int, Lifetime]], tensor: Lifetime, size:
 def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_limit_s: float = 10) -> Layout:
     """Return the smallest arena, or the best one found in `time_limit_s` with a lower bound.
 
-    If the greedy arena takes no more than `most_alive`, it is the answer. Else CP-SAT packs rectangles of steps by
-    bytes, starting at the greedy layout, for half of the time. If it proves nothing, and no tensor is in a block, the
-    search of `fitting.py` tries whether the bound is enough. Offsets are multiples of `alignment`.
+    If the greedy arena takes no more than `most_alive`, it is the answer. Else, where no tensor is in a block, the
+    search of `fitting.py` tries for a quarter of the time whether so much is enough. If it is not found to be, CP-SAT
+    packs rectangles of steps by bytes, starting at the greedy layout. Offsets are multiples of `alignment`.
 
     Raises:
         OptionError: ortools is needed, and not installed.
@@ -204,12 +204,14 @@ def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_l
     offsets, arena = plan_arena(tensors, alignment)
     bound = most_alive(tensors, alignment)
     if arena > bound:
-        sizes, deadline = _sizes(tensors, alignment), time.monotonic() + time_limit_s
-        offsets, arena, bound = _packed(tensors, sizes, offsets, arena, bound, time_limit_s / 2)
-        if arena > bound and all(tensor.block is None for tensor in tensors):
+        sizes, began_s = _sizes(tensors, alignment), time.monotonic()
+        if all(tensor.block is None for tensor in tensors):
             spans = [(tensor.first, tensor.last) for tensor in tensors]
-            fitting = fitting_offsets(spans, sizes, bound, deadline)
-            offsets, arena = (offsets, arena) if fitting is None else (fitting, bound)
+            fitting = fitting_offsets(spans, sizes, bound, began_s + time_limit_s / 4)
+            if fitting is not None:
+                return Layout(tuple(fitting), bound, bound)
+        left_s = began_s + time_limit_s - time.monotonic()
+        offsets, arena, bound = _packed(tensors, sizes, offsets, arena, bound, left_s)
     return Layout(tuple(offsets), arena, bound)
 
 

@@ -1,11 +1,17 @@
 """A search for a layout in an arena of given bytes, for tensors that hardly fit.
 
-Its ideas are those of minimalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine
-Learning", ASPLOS 2023). Tensors are placed from the bottom to the top, each on what lies below it. Steps between which
-no tensor begins or ends are one section. A part of the search is lost if the tensors of a section that are left do not
-fit above its floor: stacked by their lowest offsets, the lowest first, they reach the least height. Tensors that share
-no section with the others are placed apart from them. Searches by random orders follow those by fixed ones; tensors of
-sections that were often too full then tend to come first. Next: `arena.py`.
+Steps between which no tensor begins or ends are one section. Tensors are placed from the bottom to the top, so the
+floor of each section is the top of the tensor placed last there. A valley is a run of sections of one floor between
+higher ones. The leftmost section of a valley holds next either a tensor that begins there and ends within the valley,
+or nothing at this height; a valley that holds nothing rises to its lower side. Any valley may be next, so the search
+takes the one with the fewest tensors to try. A branch is lost if the tensors of a section that are left do not fit
+above its floor: stacked by their lowest offsets, the lowest first, they reach the least height.
+
+That bound, and placing tensors only where they rest on others, are minimalloc's ideas (Moffitt, "MiniMalloc: A
+Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Valleys are those of the best-fit
+heuristic for strips (Burke, Kendall, Whitwell, "A New Placement Heuristic for the Orthogonal Stock-Cutting Problem",
+Operations Research 2004). The search begins again and again, with another random order of the tensors of a valley, and
+with the steps in either direction. Next: `arena.py`.
 """
 
 from __future__ import annotations
@@ -18,28 +24,48 @@ import numpy as np
 
 from tvm_pipeline.solvers.hot import hot
 
-MOST_TENSORS = 1000  # the search keeps their square in memory
-# What decides which tensor is tried first, the most important figure first: t, the bytes that are alive beside it; w,
-# the steps; a, bytes times steps. With True its lowest offset comes before these.
-ORDERS = (("taw", True), ("wat", True), ("twa", True), ("twa", False), ("taw", False))
+MOST_TENSORS = 1000
+NODES = 4_000  # of one search
 FITS, FITS_NOT, UNKNOWN = 1, 0, -1
-NODES = (5_000, 250_000)  # of one search; all orders are tried with the first number before the second
-MORE_NODES = 3_000  # of each search by a random order after these
+_LOST, _FULL = -1, -2  # in place of a section: the branch does not fit; the trail has no room
+_WALL = 1 << 62  # the floor of what is outside, and of sections in which nothing is left to place
 
 
 class _Tensors(NamedTuple):
-    """Tensors by their first section.
+    """N tensors in S sections, by their first section; equal ones are neighbours.
 
     Attributes:
-        first, last: the sections in which it is alive, both included.
-        size: its bytes.
-        rank: its place in the order in which tensors are tried.
+        first, last: N; the sections in which a tensor is alive, both included.
+        size: N; its bytes.
+        key: N; in a valley the tensor with the largest is tried first.
+        begins: S + 1; the first tensor of each section.
     """
 
     first: Any
     last: Any
     size: Any
-    rank: Any
+    key: Any
+    begins: Any
+
+
+class _State(NamedTuple):
+    """What is placed.
+
+    Attributes:
+        floor: S; the offset above which tensors of a section are placed.
+        left: S; the bytes of its tensors that are not placed.
+        bare: S; whether no tensor stands on its floor.
+        placed: N; whether a tensor is placed.
+        trail: K x 3; former sections, floors and `bare` of what was changed, to undo it.
+        used: 1; the rows of the trail in use.
+    """
+
+    floor: Any
+    left: Any
+    bare: Any
+    placed: Any
+    trail: Any
+    used: Any
 
 
 def fitting_offsets(
@@ -57,163 +83,192 @@ def fitting_offsets(
     if len(some) > MOST_TENSORS:
         return None
     steps = sorted({spans[index][0] for index in some} | {spans[index][1] + 1 for index in some})
-    some.sort(key=lambda index: (spans[index], sizes[index]))  # equal tensors are neighbours
     first = np.searchsorted(steps, [spans[index][0] for index in some])
     last = np.searchsorted(steps, [spans[index][1] + 1 for index in some]) - 1
     size = np.array([sizes[index] for index in some], np.int64)
-    alive = np.zeros(len(steps), np.int64)
-    for index in range(len(some)):
-        alive[first[index] : last[index] + 1] += size[index]
-    tensors = _Tensors(first, last, size, np.zeros(len(some), np.int64))
-    beside = np.array([alive[a : b + 1].max() for a, b in zip(first, last, strict=True)])
-    width = np.array([spans[index][1] + 1 - spans[index][0] for index in some])
-    keys = {"w": -width, "a": -width * size, "t": -beside}
-    orders = [
-        (nodes, by_offset, np.lexsort([keys[key] for key in reversed(order)]))
-        for nodes in NODES
-        for order, by_offset in ORDERS
-    ]
-    draw, blame = np.random.default_rng(0), np.ones(len(steps))
+    both = [_tensors(first, last, size, len(steps) - 1)]
+    both.append(_tensors(len(steps) - 2 - last, len(steps) - 2 - first, size, len(steps) - 1))
+    draw = np.random.default_rng(0)
     while time.monotonic() < deadline:
-        if orders:
-            nodes, by_offset, tried = orders.pop(0)
-        else:
-            blamed = np.array([blame[a : b + 1].max() for a, b in zip(first, last, strict=True)]) / blame.max()
-            figures = np.array([0.6 * np.log(width), 1.2 * np.log(size), 3 * np.log(beside), 18 * blamed])
-            nodes, by_offset = MORE_NODES, bool(draw.random() < 0.7)
-            tried = np.argsort(-draw.random(4) @ figures, kind="stable")
+        order, tensors = both[draw.integers(2)]
+        longer, larger, random = draw.random(3)
+        width = np.log(tensors.last - tensors.first + 1.0)
+        key = (2 * longer - 1) * width + (2 * larger - 1) * np.log(tensors.size) + random * draw.random(len(some))
         found = np.zeros(len(some), np.int64)
-        answer = _fits(
-            tensors._replace(rank=np.argsort(tried)), len(steps), arena_bytes, by_offset, nodes, found, blame
-        )  # fmt: skip
+        answer = _fits(tensors._replace(key=key), arena_bytes, NODES, found)
         if answer == FITS:
-            offsets = dict(zip(some, found.tolist(), strict=True))
+            offsets = {some[index]: int(offset) for index, offset in zip(order, found, strict=True)}
             return [offsets.get(index, 0) for index in range(len(sizes))]
         if answer == FITS_NOT:
             return None
-        blame *= 0.9
     return None
 
 
+def _tensors(first: Any, last: Any, size: Any, sections: int) -> tuple[Any, _Tensors]:
+    """Return the order of the tensors by their first section, and the tensors in this order."""
+    order = np.lexsort([size, last, first])
+    begins = np.searchsorted(first[order], np.arange(sections + 1))
+    return order, _Tensors(first[order], last[order], size[order], np.zeros(len(order)), begins)
+
+
 @hot
-def _choices(
-    tensors: _Tensors, inside: Any, floor: Any, low: Any, arena: int, least: int, rank: int,
-    by_offset: bool, keys: Any, choices: Any, blame: Any,
-) -> int:  # fmt: skip
-    """Fill in the tensors of a part that may be placed next, as they are tried, and return how many there are.
+def _height(state: _State, s: int) -> Any:
+    return state.floor[s] if 0 <= s < len(state.floor) and state.left[s] > 0 else _WALL
 
-    There are none if the part does not fit. A tensor above which another one of the part would end is left out: that
-    one could be placed below. So is one at the offset and before the rank of the one that was placed last, because the
-    two could be placed in either order, and one that equals another.
 
-    Args:
-        inside: the tensors of the part, in ascending order.
-        floor: of each section, the offset above which its tensors are placed.
-        low: for each tensor its lowest offset, which is filled in.
-        least, rank: of the tensor that was placed last. None is placed below it.
-        keys: room for the keys by which the choices are sorted.
-        blame: how often each section was too full.
-    """
-    begin, end = len(floor), 0
-    for t in inside:
-        begin, end = min(begin, tensors.first[t]), max(end, tensors.last[t] + 1)
-    height, many = arena + 1, 0
-    for s in range(begin, end):
-        floor[s] = max(floor[s], least)
-    for t in inside:
-        lowest = least
+@hot
+def _change(state: _State, s: int, floor: int, bare: bool) -> None:
+    row = state.used[0]
+    state.trail[row, 0], state.trail[row, 1], state.trail[row, 2] = s, state.floor[s], state.bare[s]
+    state.used[0] = row + 1
+    state.floor[s], state.bare[s] = floor, bare
+
+
+@hot
+def _undo(state: _State, mark: int) -> None:
+    for row in range(state.used[0] - 1, mark - 1, -1):
+        s = state.trail[row, 0]
+        state.floor[s], state.bare[s] = state.trail[row, 1], state.trail[row, 2] > 0
+    state.used[0] = mark
+
+
+@hot
+def _may_stand(tensors: _Tensors, state: _State, t: int, end: int, arena: int) -> Any:
+    """Return whether a tensor may stand where it begins, in a valley that ends before section `end`."""
+    return not state.placed[t] and tensors.last[t] < end and state.floor[tensors.first[t]] + tensors.size[t] <= arena
+
+
+@hot
+def _valley(tensors: _Tensors, state: _State, arena: int) -> tuple[int, int]:
+    """Raise valleys that hold nothing; return the leftmost section of the one to fill next, and where it ends."""
+    sections, changed, chosen, until = len(state.floor), True, _LOST, 0
+    while changed:
+        changed, chosen, fewest, s = False, _LOST, 0, 0
+        if state.used[0] + 2 * sections > len(state.trail):
+            return _FULL, 0
+        while s < sections:
+            begin, s = s, s + 1
+            if state.left[begin] == 0:
+                continue
+            while s < sections and state.left[s] > 0 and state.floor[s] == state.floor[begin]:
+                s += 1
+            side = min(_height(state, begin - 1), _height(state, s))
+            if side <= state.floor[begin]:
+                continue
+            at = begin
+            while at < s and state.bare[at]:
+                at += 1
+            if at == s:
+                for z in range(begin, s):
+                    if side > arena - state.left[z]:
+                        return _LOST, 0
+                    _change(state, z, side, False)
+                changed = True
+                continue
+            end, many = at + 1, 0
+            while end < s and not state.bare[end]:
+                end += 1
+            for t in range(tensors.begins[at], tensors.begins[at + 1]):
+                many += _may_stand(tensors, state, t, end, arena)
+            if many == 0:
+                _change(state, at, state.floor[at], True)
+                changed = True
+            elif chosen < 0 or many < fewest or (many == fewest and state.floor[at] < state.floor[chosen]):
+                fewest, chosen, until = many, at, end
+    return chosen, until
+
+
+@hot
+def _overflows(tensors: _Tensors, state: _State, arena: int) -> Any:
+    """Return whether the tensors that are left cannot all fit above the floor of some section."""
+    left = np.flatnonzero(~state.placed)
+    low = np.zeros(len(left), np.int64)
+    for k, t in enumerate(left):
         for s in range(tensors.first[t], tensors.last[t] + 1):
-            lowest = max(lowest, floor[s])
-        low[t] = lowest
-        height = min(height, lowest + tensors.size[t])
-    top = floor[begin:end].copy()
-    for t in inside[np.argsort(low[inside])]:
-        for s in range(tensors.first[t] - begin, tensors.last[t] + 1 - begin):
-            top[s] = max(top[s], low[t]) + tensors.size[t]
+            low[k] = max(low[k], state.floor[s])
+    top = state.floor.copy()
+    for k in np.argsort(low):
+        t = left[k]
+        for s in range(tensors.first[t], tensors.last[t] + 1):
+            top[s] = max(top[s], low[k]) + tensors.size[t]
             if top[s] > arena:
-                blame[begin + s] += 1
-                return 0
-    before = -1
-    for t in inside:
-        equal = (
-            before >= 0
-            and tensors.first[before] == tensors.first[t]
-            and tensors.last[before] == tensors.last[t]
-            and tensors.size[before] == tensors.size[t]
-        )
-        before = t
-        if low[t] < height and (low[t] > least or tensors.rank[t] >= rank) and not equal:
-            key = tensors.rank[t] + (low[t] * len(low) if by_offset else 0)
-            k = many
-            while k > 0 and keys[k - 1] > key:
-                keys[k], choices[k] = keys[k - 1], choices[k - 1]
-                k -= 1
-            keys[k], choices[k] = key, t
-            many += 1
-    return many
+                return True
+    return False
 
 
 @hot
-def _fits(tensors: _Tensors, sections: int, arena: int, by_offset: bool, most: int, offsets: Any, blame: Any) -> int:
+def _fits(tensors: _Tensors, arena: int, most: int, offsets: Any) -> int:
     """Fill the offsets and return FITS, or return FITS_NOT, or UNKNOWN after `most` nodes.
 
-    A level is a part: tensors that are connected by sections that they share. It places one of its tensors and goes on
-    with the parts into which the others fall. If one of these does not fit, the level tries its next tensor.
+    A level fills a valley: it tries one tensor after the other, and at last none, which is the choice -1.
     """
-    count = len(tensors.size)
-    floor, low, keys = np.zeros(sections, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    inside, choices = np.zeros((count + 1, count), np.int64), np.zeros((count + 1, count), np.int64)
-    saved, lows = np.zeros((count + 1, sections), np.int64), np.zeros((count + 1, count), np.int64)
-    # Of each level: its tensors, its choices, the present one, and the first tensor of the next part.
-    size, many, choice = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    part = np.zeros(count + 1, np.int64)
-    level, nodes = 0, 0
-    inside[0], size[0], choice[0] = np.arange(count), count, -1
-    least, rank = 0, -1
+    count, sections = len(tensors.size), len(tensors.begins) - 1
+    widest, alive, entries = 0, np.zeros(sections, np.int64), 8 * sections
+    for t in range(count):
+        alive[tensors.first[t] : tensors.last[t] + 1] += tensors.size[t]
+        entries += 8 * (tensors.last[t] - tensors.first[t] + 1)
+    for s in range(sections):
+        widest = max(widest, tensors.begins[s + 1] - tensors.begins[s])
+    state = _State(
+        np.zeros(sections, np.int64), alive, np.zeros(sections, np.bool_), np.zeros(count, np.bool_),
+        np.zeros((entries, 3), np.int64), np.zeros(1, np.int64),
+    )  # fmt: skip
+    levels = 2 * (count + sections)
+    choices, many = np.zeros((levels, widest + 1), np.int64), np.zeros(levels, np.int64)
+    choice, mark = np.zeros(levels, np.int64), np.zeros(levels, np.int64)
+    section = np.zeros(levels, np.int64)
+    level, nodes, down, unplaced = 0, 0, True, count
     while True:
-        if choice[level] < 0:  # a new level
+        if down:  # a new level
             nodes += 1
-            if nodes > most:
+            if unplaced == 0:
+                return FITS
+            if nodes > most or level == levels:
                 return UNKNOWN
-            own = inside[level, : size[level]]
-            many[level] = _choices(
-                tensors, own, floor, low, arena, least, rank, by_offset, keys, choices[level], blame
-            )  # fmt: skip
-            for k in range(many[level]):
-                lows[level, k] = low[choices[level, k]]
-            saved[level] = floor
-        else:
-            floor[:] = saved[level]
-        choice[level] += 1
-        if choice[level] >= many[level]:
+            at, end = _valley(tensors, state, arena)
+            if at == _FULL:
+                return UNKNOWN
+            section[level], many[level], choice[level], mark[level], k = at, 0, 0, state.used[0], 0
+            if at != _LOST and not _overflows(tensors, state, arena):
+                for t in range(tensors.begins[at], tensors.begins[at + 1]):
+                    before = t - 1
+                    twin = (
+                        before >= tensors.begins[at]
+                        and not state.placed[before]
+                        and tensors.last[before] == tensors.last[t]
+                        and tensors.size[before] == tensors.size[t]
+                    )
+                    if twin or not _may_stand(tensors, state, t, end, arena):
+                        continue
+                    q, k = k, k + 1
+                    while q > 0 and tensors.key[choices[level, q - 1]] < tensors.key[t]:
+                        choices[level, q] = choices[level, q - 1]
+                        q -= 1
+                    choices[level, q] = t
+                choices[level, k] = -1
+                many[level] = k + 1
+        else:  # take back what this level chose
+            _undo(state, mark[level])
+            t = choices[level, choice[level]]
+            if t >= 0:
+                state.placed[t] = False
+                unplaced += 1
+                state.left[tensors.first[t] : tensors.last[t] + 1] += tensors.size[t]
+            choice[level] += 1
+        down = choice[level] < many[level]
+        if not down:
             level -= 1
             if level < 0:
                 return FITS_NOT
             continue
-        t = choices[level, choice[level]]
-        least, rank = lows[level, choice[level]], tensors.rank[t]
-        offsets[t] = least
-        floor[tensors.first[t] : tensors.last[t] + 1] = least + tensors.size[t]
-        part[level] = 0
-        while True:  # go down into the next part, or up where all parts of a level are placed
-            own, k = inside[level, : size[level]], part[level]
-            t = choices[level, choice[level]]
-            if k < len(own) and own[k] == t:
-                k += 1
-            if k == len(own):
-                level -= 1
-                if level < 0:
-                    return FITS
-                continue
-            reach, below = tensors.last[own[k]], 0
-            while k < len(own) and tensors.first[own[k]] <= reach:
-                if own[k] != t:
-                    inside[level + 1, below] = own[k]
-                    reach = max(reach, tensors.last[own[k]])
-                    below += 1
-                k += 1
-            part[level] = k
-            least, rank = lows[level, choice[level]], tensors.rank[t]
-            level += 1
-            size[level], choice[level] = below, -1
-            break
+        t, at = choices[level, choice[level]], section[level]
+        if t < 0:
+            _change(state, at, state.floor[at], True)
+        else:
+            offsets[t] = state.floor[at]
+            state.placed[t] = True
+            unplaced -= 1
+            for s in range(at, tensors.last[t] + 1):
+                state.left[s] -= tensors.size[t]
+                _change(state, s, offsets[t] + tensors.size[t], False)
+        level += 1
