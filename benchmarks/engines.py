@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from networks import MODELS, load_lively
+from networks import HAS_RELAY, MODELS, load_lively
 from peer_engines import SETTINGS
 from peers import (
     CONSOLE,
@@ -62,7 +62,7 @@ from tvm_pipeline.workflow.engines import with_engines
 from tvm_pipeline.workflow.steps import REPEATS, compile_source
 
 ENGINES = ("tvm", "openvino", "onnxruntime")
-SMALLER = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121")  # take pictures of 64 pixels, too
+SMALLER = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121")  # of 64 pixels, where Relay is
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     if options.short:
         options.models, options.rounds, options.seconds, options.cores = ["branching"], 2, 0.05, 1
     if options.short or options.only == "cuts":
-        full = [f"{name}@64" if name in SMALLER else name for name in MODELS]
+        full = [f"{name}@64" if HAS_RELAY and name in SMALLER else name for name in MODELS]
         right = cuts(options.models or full, 1 if options.short else 20)
     if options.short or options.only == "overhead":
         overhead(5 if options.short else 2000)

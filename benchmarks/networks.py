@@ -65,7 +65,11 @@ def load_lively(described: str) -> Model:
     name, _, side = described.partition("@")
     shapes = frontends.parse_shapes(side if ":" in side else f"data:[1,3,{side},{side}]") if side else None
     model = frontends.load(name, shapes) if shapes else load(name)
-    return lively(model) if model.format == "relay.testing" else model
+    if model.format != "relay.testing":
+        return model
+    if not HAS_RELAY:
+        raise SystemExit(f"{described}: only Relay, which is not here, makes it for other pictures; leave out @")
+    return lively(model)
 
 
 def exported(name: str) -> Path:
