@@ -14,6 +14,9 @@ fewest_bottleneck.py  the same for segments of one order, with few questions
 peak_distribution.py  how many orders of a graph have which peak of memory
 tflite_arena.py       the arena that TensorFlow Lite laid out in 2019
 dnn_partitioning.py   the instances of dnn-partitioning, and their best split under its cost model
+dnn_inference.py      those for the latency of one sample: splits, judged, and sets of nodes
+dnn_latency.py        the split with the least latency, and bounds along paths
+dnn_blocks.py         bounds of the latency where all paths meet again and again
 better_together.py    measurements of BetterTogether's boards, and its pipelines predicted by the engine's model
 minimalloc.py         the file format of Google's minimalloc
 """

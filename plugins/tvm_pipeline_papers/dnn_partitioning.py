@@ -53,7 +53,7 @@ class _Edge(msgspec.Struct, rename="camel"):
     cost: float
 
 
-class _File(msgspec.Struct):
+class File(msgspec.Struct):
     nodes: list[_Node]
     edges: list[_Edge]
     accelerators: int = msgspec.field(name="maxFPGAs")
@@ -98,6 +98,22 @@ class Split:
     stages: tuple[tuple[str, tuple[str, ...]], ...]
 
 
+def read_file(path: Path | str) -> File:
+    """Read the nodes, the edges and the limits of an instance.
+
+    Raises:
+        GraphError: the file is no such instance.
+    """
+    try:
+        file = msgspec.json.decode(read_bytes(path, GraphError), type=File, strict=False)
+    except msgspec.DecodeError as error:
+        raise GraphError(f"{path} is no instance of dnn-partitioning: {error}") from error
+    unknown = {end for edge in file.edges for end in (edge.source_id, edge.dest_id)} - {node.id for node in file.nodes}
+    if unknown:
+        raise GraphError(f"{path} is no instance of dnn-partitioning: no node has the id {min(unknown)}")
+    return file
+
+
 def read_instance(path: Path | str) -> Instance:
     """Read an instance, and join the nodes that the best split need not separate.
 
@@ -108,11 +124,8 @@ def read_instance(path: Path | str) -> Instance:
     Raises:
         GraphError: the file is no such instance.
     """
-    try:
-        file = msgspec.json.decode(read_bytes(path, GraphError), type=_File, strict=False)
-        own, after = _classes(file)
-    except (msgspec.DecodeError, KeyError) as error:
-        raise GraphError(f"{path} is no instance of dnn-partitioning: {error}") from error
+    file = read_file(path)
+    own, after = _classes(file)
     while _joins_idle(file, own, after):
         pass
     nodes = _grouped(file, own)
@@ -153,7 +166,7 @@ def read_instance(path: Path | str) -> Instance:
     )
 
 
-def _classes(file: _File) -> tuple[dict[int, str], dict[str, set[str]]]:
+def _classes(file: File) -> tuple[dict[int, str], dict[str, set[str]]]:
     """Return the class of each node, and for each class those that read it, without cycles."""
     own = {node.id: f"node{node.id}" if node.color_class is None else f"class{node.color_class}" for node in file.nodes}
     backward = {node.id for node in file.nodes if node.is_backward_node}
@@ -179,7 +192,7 @@ def _classes(file: _File) -> tuple[dict[int, str], dict[str, set[str]]]:
     return {node: first[name] for node, name in own.items()}, joined
 
 
-def _joins_idle(file: _File, own: dict[int, str], after: dict[str, set[str]]) -> bool:
+def _joins_idle(file: File, own: dict[int, str], after: dict[str, set[str]]) -> bool:
     """Join one class without work to its only neighbour, if that takes part in its transfers; return whether one was.
 
     The memory of the neighbour's device must not matter.
@@ -199,14 +212,14 @@ def _joins_idle(file: _File, own: dict[int, str], after: dict[str, set[str]]) ->
     return False
 
 
-def _grouped(file: _File, own: Mapping[int, str]) -> dict[str, list[_Node]]:
+def _grouped(file: File, own: Mapping[int, str]) -> dict[str, list[_Node]]:
     grouped: defaultdict[str, list[_Node]] = defaultdict(list)
     for node in file.nodes:
         grouped[own[node.id]].append(node)
     return grouped
 
 
-def _ends(file: _File, own: Mapping[int, str]) -> dict[int, set[str]]:
+def _ends(file: File, own: Mapping[int, str]) -> dict[int, set[str]]:
     """Return the classes that write or read the tensor of each node."""
     ends: defaultdict[int, set[str]] = defaultdict(set)
     for edge in file.edges:
