@@ -145,7 +145,9 @@ def cut_between(name: str, pair: tuple[str, str], count: int, draw: random.Rando
     """Return how far each cut is off, and why stages failed."""
     worst, failed = [], []
     with tempfile.TemporaryDirectory() as temporary:
-        made = compile_source(network_file(load_lively(name), Path(temporary)), engines=",".join(pair))
+        model = load_lively(name)
+        source = model if model.format == "onnx" else network_file(model, Path(temporary))
+        made = compile_source(source, engines=",".join(pair))
     with closing(made.compiled) as compiled:
         names = [operator.name for operator in compiled.graph.operators]
         single = [device for device in made.platform.devices if len(device.cores) == 1]
