@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +34,26 @@ def test_equal_tensors_fill_an_arena() -> None:
     offsets = fitting_offsets([(t.first, t.last) for t in some], [t.bytes for t in some], arena, math.inf)
     assert offsets is not None
     check_layout(some, offsets, arena)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_arena_without_a_free_byte_is_filled(seed: int) -> None:
+    """Tensors that are cut out of one rectangle of steps by bytes are laid out in it again."""
+    draw, parts, some = random.Random(seed), [(0, 64, 1 << 16)], []
+    while parts:
+        first, steps, size = parts.pop()
+        if steps < 20 and size < 20 << 10:
+            some.append(Lifetime(first, first + steps - 1, size))
+        elif steps * 1024 > size:
+            cut = draw.randrange(1, steps)
+            parts += [(first, cut, size), (first + cut, steps - cut, size)]
+        else:
+            cut = draw.randrange(1, size)
+            parts += [(first, steps, cut), (first, steps, size - cut)]
+    draw.shuffle(some)
+    offsets = fitting_offsets([(t.first, t.last) for t in some], [t.bytes for t in some], 1 << 16, math.inf)
+    assert offsets is not None
+    check_layout(some, offsets, 1 << 16)
 
 
 def test_the_deadline_ends_the_search() -> None:
