@@ -134,6 +134,12 @@ class LivePipeline(FrameStream):
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def start(self) -> None:
+        if self._adaptation and len(self._problem.platform.devices) > 1:
+            # For its first plan a process loads compiled loops, which takes most of a second.
+            free = without_limits(self._problem)
+            for problem in (self._problem,) if free == self._problem else (self._problem, free):
+                with suppress(PipelineError):
+                    nearest_plan(problem)
         self.began_s = self.last_result_s = time.perf_counter()
         try:
             self._generations.newest.pipeline.start(self._maker.making_s)
@@ -430,12 +436,6 @@ class LivePipeline(FrameStream):
         """Look at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
         with self._changing:
             self._run_by(self.plan)
-        if self._adaptation and len(self._problem.platform.devices) > 1:
-            # For its first plan a process loads compiled loops, which takes most of a second beside the first frames.
-            free = without_limits(self._problem)
-            for problem in (self._problem,) if free == self._problem else (self._problem, free):
-                with suppress(PipelineError):
-                    nearest_plan(problem)
         said, resting_s = "", 0.0
         while not self._ended.wait(TICK_S):
             self._generations.give_back_freed()
