@@ -7,8 +7,8 @@
 1. bytes: the 330 published instances of SEC 2022, as `planner.py` solves them: 11 networks on 2 to 6 equal devices, in
    three orders, with and without the children of an operator in one stage. cp-sat: the 33 of them on 4 devices, without
    children, by CP-SAT in place of `ideals`.
-2. seconds: the 13 networks of `profiles/keras` on 4 modelled Edge TPUs, for throughput and for latency. bound: a bound
-   of all plans for throughput, of these and of NASNets of up to a thousand operators.
+2. seconds: the 13 networks of `profiles/keras` on 4 modelled Edge TPUs, for throughput and for latency, and on 6 and 8
+   for throughput. bound: a bound of all plans for throughput, of these and of NASNets of up to a thousand operators.
 3. memory: the order of least memory of these 13, of NASNets and of RandWire, and its layout in an arena.
 
 Each certificate is checked again with a bound that is beyond the plan by a byte or a thousandth, which must be refused.
@@ -50,15 +50,15 @@ NASNETS = (1, 2, 4, 6)  # by their cells
 PARTS = ("bytes", "cp-sat", "seconds", "bound", "memory")
 
 
-def on_edge_tpus(graph: OperatorGraph, objective: Objective) -> Problem:
-    platform = coral(4)
+def on_edge_tpus(graph: OperatorGraph, objective: Objective, count: int = 4) -> Problem:
+    platform = coral(count)
     devices = tuple(replace(device, bus="") for device in platform.devices)
     links = tuple(replace(link, bus="") for link in platform.links)
     return Problem(graph, replace(platform, devices=devices, links=links), unmeasured(graph), objective)
 
 
-def of_seconds(network: str, objective: Objective) -> str:
-    return planned(on_edge_tpus(as_tflite(keras(network)), objective))
+def of_seconds(network: str, objective: Objective, count: int = 4) -> str:
+    return planned(on_edge_tpus(as_tflite(keras(network)), objective, count))
 
 
 def of_bound(make: Callable[[], OperatorGraph]) -> str:
@@ -94,6 +94,8 @@ def instances(short: bool) -> Iterator[tuple[str, str, Make]]:
     for network in every:
         for objective in timed:
             yield "seconds", f"{objective}, 4 Edge TPUs", partial(of_seconds, network, objective)
+        for count in () if short else (6, 8):
+            yield "seconds", f"throughput, {count} Edge TPUs", partial(of_seconds, network, "throughput", count)
     for make in (*(partial(keras, network) for network in every), *(partial(nasnet, cells) for cells in NASNETS)):
         yield "bound", "bound, 4 Edge TPUs", partial(of_bound, make)
     for network in every:
