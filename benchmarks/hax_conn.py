@@ -121,12 +121,12 @@ def _add(labels: list[Label], new: Label) -> None:
 def of_all_schedules(pair: tuple[Times, Times], transition: float, most_changes: int) -> float:
     """Return the earliest end of all choices of processors and of all orders, one by one."""
     lengths = [len(times[0]) for times in pair]
-    turns = set(itertools.permutations([0] * lengths[0] + [1] * lengths[1]))
+    orders = set(itertools.permutations([0] * lengths[0] + [1] * lengths[1]))
     best = float("inf")
     for placed in itertools.product(*(itertools.product((0, 1), repeat=length) for length in lengths)):
         if any(sum(a != b for a, b in itertools.pairwise(row)) > most_changes for row in placed):
             continue
-        for order in turns:
+        for order in orders:
             ends, free, at = [0.0, 0.0], [0.0, 0.0], [0, 0]
             for network in order:
                 where = placed[network][at[network]]

@@ -5,8 +5,8 @@
     python benchmarks/memory_layout.py --short   # two cells and a part of one instance, for CI
 
 1. Four orders of every network. `alive` is the peak of the bytes alive in an order, a lower bound of every arena;
-   CP-SAT runs only if the greedy arena is larger. Every layout is checked tensor against tensor. The exit status is 1
-   if one overlaps, or is larger than the greedy one.
+   `exact_layout` searches only if the greedy arena is larger. Every layout is checked tensor against tensor. The exit
+   status is 1 if one overlaps, or is larger than the greedy one.
 2. The instances of https://github.com/google/minimalloc, whose arena is 1 048 576 bytes. They are hard because that is
    all, or nearly all, that is alive. `fitting_offsets` searches each for a minute. Seconds are CPU seconds, without
    compiling the loops. The exit status is 1 if none is found.

@@ -4,8 +4,8 @@ A separator is a colour class that every path passes; the classes between two of
 holds separators holds an interval of them with the blocks between. It also holds an end of the block in front and a
 beginning of the block behind, since its set is convex. These accelerators and the separators on CPUs run one after
 another. Between two of them runs what is left of one block, its middle. No other accelerator has nodes of two blocks.
-So dynamic programming over the downsets of the blocks, as in `dnn_partitioning.py`, has the least latency if it knows
-how long each middle takes with each number of accelerators. Without any, a middle takes its longest path.
+So dynamic programming over the downsets of the blocks, as in `dnn_partitioning.py`, finds the least latency, given how
+long each middle takes with each number of accelerators. Without any, a middle takes its longest path.
 
 With r of them there is a bound. Along each path to a unit, each unit is on a CPU or on an accelerator, and pays for the
 tensors that pass between these. The unit is done no sooner than if each path chooses for itself. And a middle falls

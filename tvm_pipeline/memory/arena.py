@@ -204,14 +204,13 @@ def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_l
     offsets, arena = plan_arena(tensors, alignment)
     bound = most_alive(tensors, alignment)
     if arena > bound:
-        sizes, began_s = _sizes(tensors, alignment), time.monotonic()
+        sizes, deadline = _sizes(tensors, alignment), time.monotonic() + time_limit_s
         if all(tensor.block is None for tensor in tensors):
             spans = [(tensor.first, tensor.last) for tensor in tensors]
-            fitting = fitting_offsets(spans, sizes, bound, began_s + time_limit_s / 4)
+            fitting = fitting_offsets(spans, sizes, bound, deadline - 0.75 * time_limit_s)
             if fitting is not None:
                 return Layout(tuple(fitting), bound, bound)
-        left_s = began_s + time_limit_s - time.monotonic()
-        offsets, arena, bound = _packed(tensors, sizes, offsets, arena, bound, left_s)
+        offsets, arena, bound = _packed(tensors, sizes, offsets, arena, bound, deadline - time.monotonic())
     return Layout(tuple(offsets), arena, bound)
 
 

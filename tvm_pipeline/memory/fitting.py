@@ -24,7 +24,7 @@ import numpy as np
 
 from tvm_pipeline.solvers.hot import hot
 
-MOST_TENSORS = 1000
+MOST_TENSORS = 1000  # one search of more takes too long
 NODES = 4_000  # of one search
 FITS, FITS_NOT, UNKNOWN = 1, 0, -1
 _LOST, _FULL = -1, -2  # in place of a section: the branch does not fit; the trail has no room
@@ -197,26 +197,43 @@ def _overflows(tensors: _Tensors, state: _State, arena: int) -> Any:
 
 
 @hot
+def _choices(tensors: _Tensors, state: _State, at: int, end: int, arena: int, choices: Any) -> Any:
+    """Fill in the tensors that may stand at a section, in the order of trial, and -1; return how many there are.
+
+    Of equal tensors only the first that is not placed is tried.
+    """
+    many = 0
+    for t in range(tensors.begins[at], tensors.begins[at + 1]):
+        waits = t > tensors.begins[at] and not state.placed[t - 1] and tensors.last[t - 1] == tensors.last[t]
+        if (waits and tensors.size[t - 1] == tensors.size[t]) or not _may_stand(tensors, state, t, end, arena):
+            continue
+        k, many = many, many + 1
+        while k > 0 and tensors.key[choices[k - 1]] < tensors.key[t]:
+            choices[k] = choices[k - 1]
+            k -= 1
+        choices[k] = t
+    choices[many] = -1
+    return many + 1
+
+
+@hot
 def _fits(tensors: _Tensors, arena: int, most: int, offsets: Any) -> int:
     """Fill the offsets and return FITS, or return FITS_NOT, or UNKNOWN after `most` nodes.
 
     A level fills a valley: it tries one tensor after the other, and at last none, which is the choice -1.
     """
     count, sections = len(tensors.size), len(tensors.begins) - 1
-    widest, alive, entries = 0, np.zeros(sections, np.int64), 8 * sections
+    alive, widest = np.zeros(sections, np.int64), np.diff(tensors.begins).max()
     for t in range(count):
         alive[tensors.first[t] : tensors.last[t] + 1] += tensors.size[t]
-        entries += 8 * (tensors.last[t] - tensors.first[t] + 1)
-    for s in range(sections):
-        widest = max(widest, tensors.begins[s + 1] - tensors.begins[s])
+    entries = 8 * (sections + (tensors.last - tensors.first + 1).sum())
     state = _State(
         np.zeros(sections, np.int64), alive, np.zeros(sections, np.bool_), np.zeros(count, np.bool_),
         np.zeros((entries, 3), np.int64), np.zeros(1, np.int64),
     )  # fmt: skip
     levels = 2 * (count + sections)
-    choices, many = np.zeros((levels, widest + 1), np.int64), np.zeros(levels, np.int64)
-    choice, mark = np.zeros(levels, np.int64), np.zeros(levels, np.int64)
-    section = np.zeros(levels, np.int64)
+    choices, section = np.zeros((levels, widest + 1), np.int64), np.zeros(levels, np.int64)
+    many, choice, mark = np.zeros(levels, np.int64), np.zeros(levels, np.int64), np.zeros(levels, np.int64)
     level, nodes, down, unplaced = 0, 0, True, count
     while True:
         if down:  # a new level
@@ -228,25 +245,9 @@ def _fits(tensors: _Tensors, arena: int, most: int, offsets: Any) -> int:
             at, end = _valley(tensors, state, arena)
             if at == _FULL:
                 return UNKNOWN
-            section[level], many[level], choice[level], mark[level], k = at, 0, 0, state.used[0], 0
+            section[level], many[level], choice[level], mark[level] = at, 0, 0, state.used[0]
             if at != _LOST and not _overflows(tensors, state, arena):
-                for t in range(tensors.begins[at], tensors.begins[at + 1]):
-                    before = t - 1
-                    twin = (
-                        before >= tensors.begins[at]
-                        and not state.placed[before]
-                        and tensors.last[before] == tensors.last[t]
-                        and tensors.size[before] == tensors.size[t]
-                    )
-                    if twin or not _may_stand(tensors, state, t, end, arena):
-                        continue
-                    q, k = k, k + 1
-                    while q > 0 and tensors.key[choices[level, q - 1]] < tensors.key[t]:
-                        choices[level, q] = choices[level, q - 1]
-                        q -= 1
-                    choices[level, q] = t
-                choices[level, k] = -1
-                many[level] = k + 1
+                many[level] = _choices(tensors, state, at, end, arena, choices[level])
         else:  # take back what this level chose
             _undo(state, mark[level])
             t = choices[level, choice[level]]
