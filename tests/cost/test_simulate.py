@@ -20,7 +20,7 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
+from tvm_pipeline.core.platform import Device, Link, Platform, Transfer, read_platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
@@ -251,7 +251,7 @@ def test_no_run_is_faster_than_predicted_and_none_loses_a_frame(rng: random.Rand
     run = simulate(problem, stages, 200, in_flight=in_flight)
     if senders_are_alike(problem, stages):
         assert steady_fps(run) <= predicted.throughput_fps * 1.02
-    conserved(run, stages, 200, in_flight)
+    conserved(run, problem, stages, 200, in_flight)
     if not predicted.jitter_s:
         assert min(p.done_s - p.entered_s for p in run.passages) >= predicted.latency_s * (1 - 1e-9)
 
@@ -267,12 +267,12 @@ def test_frames_come_out_once_in_order_or_are_counted_as_dropped(
     arrivals = rng.choice((fixed_rate(rate_fps), poisson(rate_fps, 1)))
     run = simulate(problem, stages, 60, arrivals, in_flight=in_flight, drop=drop, jitter=jitter, seed=2)
     assert drop or not run.dropped
-    conserved(run, stages, 60, in_flight)
+    conserved(run, problem, stages, 60, in_flight)
     if drop:
         assert all(passage.entered_s == passage.arrived_s for passage in run.passages)
 
 
-def conserved(run: Simulation, stages: tuple[Stage, ...], frames: int, in_flight: int) -> None:
+def conserved(run: Simulation, problem: Problem, stages: tuple[Stage, ...], frames: int, in_flight: int) -> None:
     out = [passage.frame for passage in run.passages]
     assert out == sorted(out)
     assert sorted([*out, *run.dropped]) == list(range(frames))
@@ -284,13 +284,41 @@ def conserved(run: Simulation, stages: tuple[Stage, ...], frames: int, in_flight
         assert 0 <= passage.arrived_s <= passage.entered_s <= passage.done_s <= passage.left_s
         inside = sum(p.entered_s <= passage.entered_s < p.left_s for p in run.passages)
         assert inside <= in_flight
-    free_s: dict[str, float] = {}
+    free_s = {device.name: [0.0] * (2 if device.concurrent_copies else 1) for device in problem.platform.devices}
     for event in sorted(run.events, key=lambda e: (e.start_s, e.end_s)):
         assert event.device in stages[event.stage].devices
-        assert event.start_s >= free_s.get(event.device, 0.0) - 1e-9
-        free_s[event.device] = event.end_s
+        worker = free_s[event.device].index(min(free_s[event.device]))
+        assert event.start_s >= free_s[event.device][worker] - 1e-9
+        free_s[event.device][worker] = event.end_s
     ends = {(event.stage, event.frame): event.end_s for event in run.events}
     assert all(e.start_s >= ends[e.stage - 1, e.frame] - 1e-9 for e in run.events if e.stage)
+
+
+@pytest.mark.parametrize(
+    ("copies_s", "period_s", "left_s"),
+    [
+        # The first frame is there after 1 s, each takes 3 s to compute, and the last copy takes 1 s.
+        ((1.0, 1.0), 3.0, [5.0, 8.0, 11.0, 14.0]),
+        # The copies are slower. Frame 0 is received until 3 s, and frame 1 until 6 s; frame 0 is sent, frame 2 received
+        # from 7 to 10 s, and only then frame 1 sent.
+        ((3.0, 1.0), 4.0, [7.0, 11.0, 15.0, 19.0]),
+    ],
+)
+def test_copies_beside_computing_by_hand(copies_s: tuple[float, float], period_s: float, left_s: list[float]) -> None:
+    problem, stages = line(3.0)
+    device = replace(problem.platform.devices[0], concurrent_copies=True)
+    receive, send = (Transfer(seconds) for seconds in copies_s)
+    measured = {"a": replace(problem.profile.devices["a"], receive=receive, send=send)}
+    apart = replace(problem, profile=replace(problem.profile, devices=measured))
+    problem = replace(apart, platform=replace(apart.platform, devices=(device,)))
+    found, alone = evaluate(problem, stages), evaluate(apart, stages)
+    assert found.predicted.latency_s == alone.predicted.latency_s == 3.0 + sum(copies_s)
+    assert found.predicted.throughput_fps == pytest.approx(1 / period_s)
+    assert alone.predicted.throughput_fps == pytest.approx(1 / (3.0 + sum(copies_s)))
+    assert found.bus_s == {"copies of a": sum(copies_s)}
+    run = simulate(problem, stages, 400)
+    assert [p.left_s for p in run.passages[:4]] == left_s
+    assert steady_fps(run) == pytest.approx(1 / period_s, rel=0.01)
 
 
 def test_a_camera_that_is_too_fast_loses_what_the_pipeline_cannot_take() -> None:

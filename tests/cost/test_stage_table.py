@@ -13,7 +13,7 @@ from tests.support.graphs import Traits, random_problem, randoms
 from tvm_pipeline.core.graph import crossing_tensors
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.cost.stage_table import computing, device_table, fetched, moving, over_link
+from tvm_pipeline.cost.stage_table import computing, device_table, fetched, moving
 
 
 @given(rng=randoms())
@@ -26,7 +26,8 @@ def test_a_stage_costs_what_the_judge_says(rng: random.Random) -> None:
     devices, found = problem.platform.devices, evaluate(problem, stages)
     place = {device.name: d for d, device in enumerate(devices)}
     used = {name for stage in stages for name in stage.devices}
-    table = device_table(problem, devices, [busy_factor(problem, device, len(used)) for device in devices])
+    factors = [busy_factor(problem, device, len(used)) for device in devices]
+    table, occupied = device_table(problem, devices, factors), device_table(problem, devices, factors, occupied=True)
     crossing = [sum(t.bytes for t in row) for row in crossing_tensors(problem.graph, [s.operators for s in stages])]
     before, carried = len(devices), dict.fromkeys(found.bus_s, 0.0)
     for index, (stage, cost) in enumerate(zip(stages, found.costs, strict=True)):
@@ -40,8 +41,10 @@ def test_a_stage_costs_what_the_judge_says(rng: random.Random) -> None:
         assert computing(table, d, added, work, beyond) == pytest.approx(cost.compute_s, rel=1e-9)
         moved = moving(table, p, d, float(crossing[index]), float(crossing[index + 1]))
         assert moved == pytest.approx(cost.transfer_s, rel=1e-9, abs=1e-15)
+        held = moving(occupied, p, d, float(crossing[index]), float(crossing[index + 1]))
+        assert held == pytest.approx(cost.occupied_s - cost.compute_s, rel=1e-9, abs=1e-15)
         for bus in carried:
             of_bus = device_table(problem, devices, bus=bus)
-            carried[bus] += over_link(of_bus, p, d, float(crossing[index])) + of_bus.spill[d] * beyond
+            carried[bus] += moving(of_bus, p, d, *map(float, crossing[index : index + 2])) + of_bus.spill[d] * beyond
         before = d
     assert carried == pytest.approx(dict(found.bus_s), rel=1e-9, abs=1e-15)

@@ -49,7 +49,8 @@ def platform_toml(platform: Platform, comments: Sequence[str] = ()) -> str:
             lines += ["", f"[[{table}]]"]
             fields = {key: getattr(entry, key) for key in entry.__slots__ if key != "stand_in"}
             model = fields.pop("model", None)
-            lines += [f"{key} = {_toml(value)}" for key, value in fields.items() if value not in (None, "", (), {})]
+            said = {key: v for key, v in fields.items() if v is not False and v not in (None, "", (), {})}
+            lines += [f"{key} = {_toml(value)}" for key, value in said.items()]
             lines += _model_lines(model) if isinstance(model, DeviceModel) else []
     return "\n".join(lines) + "\n"
 

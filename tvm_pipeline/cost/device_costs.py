@@ -91,12 +91,19 @@ class DeviceCosts:
         """The bus over which the device fetches parameters beyond its cache; empty where it shares no bus."""
         return self.device.bus if self.spill_s_per_byte else ""
 
+    @property
+    def copies_bus(self) -> str:
+        """The bus of the device's copies where they run beside its computing (`concurrent_copies`); else empty."""
+        return f"copies of {self.device.name}" if self.device.concurrent_copies else ""
+
     def can_run(self, operator: Operator) -> bool:
         """Return whether the device can run the operator.
 
         A device without measurements is taken to run all, but for the host's, which the models of devices do not
-        describe.
+        describe. Two workers, of which each takes some frames, run no operator that takes all frames in order.
         """
+        if self.device.concurrent_copies and (operator.ordered or operator.is_host):
+            return False
         if self._seconds is None:
             return not (self.is_modelled and operator.is_host)
         return self._seconds[operator.name] is not None
@@ -115,8 +122,8 @@ class DeviceCosts:
 
     def every_added_s(self, operators: Sequence[Operator]) -> Floats:
         """Return `added_s` of each operator; NaN where the device cannot run it."""
-        if self._seconds is None:
-            return np.array([self._operator_s if self.can_run(operator) else np.nan for operator in operators])
+        if self._seconds is None or self.device.concurrent_copies:
+            return np.array([self.added_s(operator) if self.can_run(operator) else np.nan for operator in operators])
         return np.array([self._seconds[operator.name] for operator in operators], np.float64)  # None becomes NaN
 
     def every_work_s(self, macs: Floats) -> Floats:

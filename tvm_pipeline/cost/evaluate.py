@@ -122,7 +122,7 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
         energy_j=_energy_j(parts, costs, alone, idle_w(problem) / throughput_fps),
         uncertainty=uncertainty(
             [(costs[c.device], parts[c.stage].operators, c.share) for c in busy],
-            {c.device: 1 / max(c.seconds, 1e-12) for c in busy if c.stage == bottleneck and c.share},
+            {c.device: 1 / max(c.occupied_s, 1e-12) for c in busy if c.stage == bottleneck and c.share},
         ),
     )
     _check_limits(problem, predicted)
@@ -170,6 +170,7 @@ def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
                 peak = stage_memory.order_peak(graph, stage.operators)
             except GraphError as error:
                 raise PlanError(f"stage {index} cannot run in its order: {error}") from error
+            peak *= 2 if problem.platform.device(name).concurrent_copies else 1  # each of two workers has its own
             if param_bytes + peak > capacity:
                 raise PlanError(
                     f"stage {index} does not fit on device {name}: {param_bytes} bytes of parameters and {peak} of "
@@ -257,8 +258,17 @@ def check_stages_of(device: Device, count: int) -> None:
 def _check_replicas(graph: OperatorGraph, stages: tuple[Stage, ...], used: Mapping[str, Device]) -> None:
     """Raise PlanError where a stage cannot have replicas, or a device cannot be one of them."""
     ordered = {operator.name for operator in graph.operators if operator.ordered}
+    of_one = ordered | {operator.name for operator in graph.operators if operator.is_host}
     replica_of: dict[str, int] = {}
     for index, stage in enumerate(stages):
+        for name in stage.devices:
+            held = next((o for o in stage.operators if o in of_one), "") if used[name].concurrent_copies else ""
+            if held:
+                raise PlanError(
+                    f"stage {index} holds operator {held}, of which one instance takes all frames in order, and device "
+                    f"{name} has `concurrent_copies`, by which two workers take frames in turns; put the operator on "
+                    "another device, or leave `concurrent_copies` out"
+                )
         if len(stage.devices) == 1:
             continue
         first = next((name for name in stage.operators if name in ordered), None)
@@ -286,13 +296,13 @@ def _rate(costs: Sequence[StageCost], fixed_s: Mapping[str, float]) -> float:
     """Return the frames a second of one stage; `fixed_s` are the seconds of stages that a device serves alone."""
     if len(costs) == 1:
         return 1 / max(fixed_s[costs[0].device], 1e-12)
-    return shared_frames([(cost.seconds, fixed_s.get(cost.device, 0.0)) for cost in costs])[0]
+    return shared_frames([(cost.occupied_s, fixed_s.get(cost.device, 0.0)) for cost in costs])[0]
 
 
 def _bus_seconds(
     problem: Problem, parts: list[Part], costs: Mapping[str, DeviceCosts], busy: list[StageCost]
 ) -> dict[str, float]:
-    """Return the seconds that a frame needs of each bus, for links that name it and for parameters beyond caches."""
+    """Return the seconds that a frame needs of each bus: for links, concurrent copies, and parameters beyond caches."""
     needs: dict[str, float] = defaultdict(float)
     held_s = lock_s(problem)
     if held_s:
@@ -302,10 +312,14 @@ def _bus_seconds(
         param_bytes = sum(operator.param_bytes for operator in part.operators)
         here = [(cost.device, cost.share) for cost in busy if cost.stage == index]
         for name, share in here:
+            copies_bus = costs[name].copies_bus
+            if copies_bus and costs[name].whole_s(part.stage.operators) is None:
+                own_s = costs[name].receive.seconds(part.received_bytes) + costs[name].send.seconds(part.sent_bytes)
+                needs[copies_bus] += own_s * share
             for source, source_share in upstream:
                 link = problem.link(source, name)
-                if link.bus:
-                    needs[link.bus] += link.seconds(part.received_bytes) * share * source_share
+                if bus := link.bus or copies_bus:
+                    needs[bus] += link.seconds(part.received_bytes) * share * source_share
             if costs[name].shared_bus:
                 needs[costs[name].shared_bus] += costs[name].spill_s(param_bytes) * share
         upstream = here

@@ -19,6 +19,7 @@ the rules of the running pipeline (`runtime/pipeline.py`):
 - A bus serves one request at a time, first come first served. Requests are transfers over links that name the bus, and
   fetches of parameters that a modelled device's cache does not hold. A device is busy while it waits for the bus, and
   the wait counts as transfer or as compute.
+- A device with concurrent copies has two workers, each with a frame. Its computing and its copies are two buses.
 - The lock of the Python interpreter is a bus. A stage holds it at the start of its computing, for the seconds of all
   its operators together; in truth these are spread over the stage.
 - A device is as slow as if the number of working devices were the number of frames inside, at most all devices of the
@@ -216,6 +217,8 @@ class _Work:
         ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
         self.in_order = {index for index, stage in enumerate(stages) if not ordered.isdisjoint(stage.operators)}
         self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
+        concurrent = {cost.device for cost in costs if cost.concurrent}
+        self.workers = [(name, n) for name in self.devices for n in range(2 if name in concurrent else 1)]
         self.factors = {
             name: [busy_factor(problem, name, n + 1) for n in range(len(self.devices))] for name in self.devices
         }
@@ -226,11 +229,16 @@ class _Work:
         for cost in costs:
             index, name = cost.stage, cost.device
             device, names = cost_of(problem, name), stages[index].operators
-            compute_s, copies_s = cost.compute_s / self.factors[name][-1], 0.0
+            compute_s, copies_s, send_s = cost.compute_s / self.factors[name][-1], 0.0, 0.0
             self._compute[index, name] = (_Step(compute_s),)
             if device.whole_s(names) is None:
-                copies_s = device.receive.seconds(crossing[index]) + device.send.seconds(crossing[index + 1])
-                if device.spill_s_per_byte:
+                copies_s, send_s = device.receive.seconds(crossing[index]), device.send.seconds(crossing[index + 1])
+            if cost.concurrent:
+                work = _Step(compute_s, f"computing on {name}", cost.compute_s)
+                self._compute[index, name] = work, _Step(send_s, device.copies_bus, send_s)
+            else:
+                copies_s += send_s
+                if device.spill_s_per_byte and device.whole_s(names) is None:
                     # Parameters are fetched beside the work, once the calls are made.
                     operators = [by_name[name] for name in names]
                     calls_s = device.fixed_s(operators)
@@ -242,7 +250,8 @@ class _Work:
             for source in stages[index - 1].devices if index else (name,):
                 link = problem.link(source, name)
                 link_s = link.seconds(crossing[index])
-                self._receive[index, name, source] = _Step(link_s + copies_s, link.bus, link_s)
+                bus_s = link_s if link.bus else link_s + copies_s
+                self._receive[index, name, source] = _Step(link_s + copies_s, link.bus or device.copies_bus, bus_s)
 
     def steps(self, stage: int, device: str, source: str | None) -> tuple[_Step, ...]:
         """Return the step of receiving a frame from `source` (None: it enters), then the steps of computing it."""
@@ -277,7 +286,7 @@ class _Run:
         # By its first frame, the frames of each call that is inside; frames join the one that has not begun.
         self.members: dict[int, list[int]] = {}
         self.joinable: list[int] = []
-        self.idle_since = dict.fromkeys(work.devices, 0.0)  # the longest idle first
+        self.idle_since = dict.fromkeys(work.workers, 0.0)  # the longest idle first
         self.bus_waiters: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
         self.busy_buses: set[str] = set()
         self.arrived: Sequence[float] = ()
@@ -336,11 +345,11 @@ class _Run:
             self.queues[0].append((frame, None))
 
     def dispatch(self) -> None:
-        """Give every idle device a frame: the earliest for the stages that it serves alone, else for its other one."""
-        for device in list(self.idle_since):
+        """Give every idle worker a frame: the earliest for the stages that it serves alone, else for its other one."""
+        for worker in list(self.idle_since):
             heads = [
                 (len(self.work.stages[stage].devices) > 1, *head, stage)
-                for stage in self.serves[device]
+                for stage in self.serves[worker[0]]
                 for head in self.head(stage)
             ]
             if heads:
@@ -351,7 +360,7 @@ class _Run:
                     self.entered.update(dict.fromkeys(self.members[frame], self.now))
                 if self.members[frame] is self.joinable:
                     self.joinable = []
-                self.serve(stage, device, frame, source)
+                self.serve(stage, worker, frame, source)
 
     def head(self, stage: int) -> list[tuple[int, str | None]]:
         """Return the frame that a stage takes next, where it is there, and the device that has it."""
@@ -363,9 +372,10 @@ class _Run:
             return [head for head in waiting if head[0] == due]
         return list(islice(waiting, 1))
 
-    def serve(self, stage: int, device: str, frame: int, source: str | None) -> None:
+    def serve(self, stage: int, worker: tuple[str, int], frame: int, source: str | None) -> None:
+        device, _ = worker
         steps = deque(self.work.steps(stage, device, source))
-        waited_s, noise = self.now - self.idle_since.pop(device), self.noise(stage, device, frame)
+        waited_s, noise = self.now - self.idle_since.pop(worker), self.noise(stage, device, frame)
         slowed = noise * self.work.factors[device][min(len(self.inside), len(self.work.devices)) - 1]
         times: list[float] = []  # when each step began, and when the last one ended
 
@@ -378,7 +388,7 @@ class _Run:
             began_s, received_s, *_, ended_s = times
             bar = Bar(stage, device, frame, began_s, received_s - began_s, ended_s - received_s)
             self.records[stage, device].add(waited_s, bar.transfer_s, bar.compute_s, frame, self.now)
-            self.finish(bar)
+            self.finish(bar, worker)
 
         proceed()
 
@@ -403,10 +413,10 @@ class _Run:
         else:
             go()
 
-    def finish(self, bar: Bar) -> None:
-        """Free the device and hand the frame on; after the last stage, let the frames leave that are next in order."""
+    def finish(self, bar: Bar, worker: tuple[str, int]) -> None:
+        """Free the worker and hand the frame on; after the last stage, let the frames leave that are next in order."""
         self.events.append(bar)
-        self.idle_since[bar.device] = self.now
+        self.idle_since[worker] = self.now
         if bar.stage + 1 < len(self.queues):
             self.queues[bar.stage + 1].append((bar.frame, bar.device))
             return

@@ -26,7 +26,9 @@ MOST_ROUNDS = 100
 class StageCost:
     """The seconds of a frame in one stage on one of its devices, while the whole pipeline is busy.
 
-    `share` is the part of the frames that this device takes: 1 unless the stage has replicas.
+    Attributes:
+        share: the part of the frames that this device takes: 1 unless the stage has replicas.
+        concurrent: whether a bus carries the transfers, so that they do not occupy the device.
     """
 
     stage: int
@@ -34,10 +36,16 @@ class StageCost:
     compute_s: float
     transfer_s: float
     share: float = 1.0
+    concurrent: bool = False
 
     @property
     def seconds(self) -> float:
         return self.compute_s + self.transfer_s
+
+    @property
+    def occupied_s(self) -> float:
+        """The seconds for which a frame occupies the device."""
+        return self.compute_s if self.concurrent else self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +109,12 @@ def _costs_beside(
             if compute_s is None:
                 compute_s = _compute_s(device, part, index)
                 transfer_s += device.receive.seconds(part.received_bytes) + device.send.seconds(part.sent_bytes)
-            here.append(StageCost(index, name, compute_s * factors[name], transfer_s * factors[name]))
+            concurrent = bool(device.copies_bus)
+            here.append(
+                StageCost(index, name, compute_s * factors[name], transfer_s * factors[name], concurrent=concurrent)
+            )
         if len(here) > 1:
-            _, shares = shared_frames([(cost.seconds, fixed_s.get(cost.device, 0.0)) for cost in here])
+            _, shares = shared_frames([(cost.occupied_s, fixed_s.get(cost.device, 0.0)) for cost in here])
             here = [replace(cost, share=share) for cost, share in zip(here, shares, strict=True)]
         found += here
         upstream = here
@@ -111,11 +122,11 @@ def _costs_beside(
 
 
 def seconds_alone(stages: Sequence[Stage], costs: Iterable[StageCost]) -> dict[str, float]:
-    """Return the seconds a frame of each device in the stages that it serves alone."""
+    """Return the seconds for which a frame occupies each device in the stages that it serves alone."""
     seconds: dict[str, float] = defaultdict(float)
     for cost in costs:
         if len(stages[cost.stage].devices) == 1:
-            seconds[cost.device] += cost.seconds
+            seconds[cost.device] += cost.occupied_s
     return seconds
 
 

@@ -6,10 +6,11 @@ A stage on device d, which receives a frame from device p, costs
     + receive + link[p] + send                        transfers, each a fixed part and a part for each byte
 
 where `added` and `work` are sums over its operators (`device_costs.py`), and the fetched bytes are the parameters
-beyond the cache. Searches differ in how they come to these sums, and add up costs here. Only CP-SAT does not: it states
-them as integers and constraints (`planning/sat/placement.py`). `evaluate.py`, which judges every plan, computes the
-same without these arrays, and so checks them. A new kind of cost is a field of `DeviceTable` and a term of `moving`, or
-of `computing` and `computed`.
+beyond the cache. The transfers of a device with `concurrent_copies` occupy no device but a bus of their own. Searches
+differ in how they come to these sums, and add up costs here. Only CP-SAT does not: it states them as integers and
+constraints (`planning/sat/placement.py`). `evaluate.py`, which judges every plan, computes the same without these
+arrays, and so checks them. A new kind of cost is a field of `DeviceTable` and a term of `moving`, or of `computing` and
+`computed`.
 
 A loop takes the table out of another NamedTuple once, since numba counts references to its arrays each time.
 
@@ -49,31 +50,37 @@ class DeviceTable(NamedTuple):
 
 
 def device_table(
-    problem: Problem, devices: Sequence[Device], scale: Sequence[float] | None = None, bus: str | None = None
+    problem: Problem,
+    devices: Sequence[Device],
+    scale: Sequence[float] | None = None,
+    bus: str = "",
+    *,
+    occupied: bool = False,
 ) -> DeviceTable:
     """Return the figures of devices.
 
     Args:
         scale: a factor for the seconds of each device, such as how much slower it is beside others; 1 without it.
-        bus: count only the seconds for which a stage occupies this bus: fetches and links.
+        bus: count only the seconds for which a stage occupies this bus: fetches, links and concurrent copies.
+        occupied: count only the seconds for which a stage occupies its device, so no concurrent copies.
     """
     costs = [cost_of(problem, device) for device in devices]
     factor = np.ones(len(devices)) if scale is None else np.array(scale, np.float64)
-    counted = 1.0 if bus is None else 0.0
+    copied = [cost.copies_bus == bus if bus else not (occupied and cost.copies_bus) for cost in costs]
     receive = [[cost.receive.latency_s for cost in costs], [cost.receive.s_per_byte for cost in costs]]
     send = [[cost.send.latency_s for cost in costs], [cost.send.s_per_byte for cost in costs]]
     link = np.zeros((2, len(devices) + 1, len(devices)))
     for p, source in enumerate(devices):
         for d, device in enumerate(devices):
             hop = problem.link(source.name, device.name)
-            if source != device and bus in (None, hop.bus):
+            if source != device and (copied[d] if not bus else bus == (hop.bus or costs[d].copies_bus)):
                 link[:, p, d] = hop.latency_s, hop.transfer.s_per_byte
     return DeviceTable(
-        call=np.array([cost.call_s for cost in costs]) * factor * counted,
-        spill=np.array([cost.spill_s_per_byte if bus in (None, cost.shared_bus) else 0.0 for cost in costs]) * factor,
+        call=np.array([0.0 if bus else cost.call_s for cost in costs]) * factor,
+        spill=np.array([cost.spill_s_per_byte if bus in ("", cost.shared_bus) else 0.0 for cost in costs]) * factor,
         cached=np.array([cost.cached_bytes for cost in costs], np.float64),
-        receive=np.array(receive) * factor * counted,
-        send=np.array(send) * factor * counted,
+        receive=np.array(receive) * factor * copied,
+        send=np.array(send) * factor * copied,
         link=link * factor,
     )
 

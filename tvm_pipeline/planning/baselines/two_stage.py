@@ -50,7 +50,7 @@ def two_stage(problem: Problem) -> Plan:
         if problem.objective == "energy":
             costs = stage_joules(problem, cuts, pair)
         else:
-            costs = stage_seconds(problem, cuts, pair, 2 if problem.objective == "throughput" else 1)
+            costs = stage_seconds(problem, cuts, pair, 2 if problem.objective == "throughput" else 0)
         front, back = _both(costs, param_bytes, inner)
         value = np.maximum(front, back) if problem.objective == "throughput" else front + back
         if problem.objective == "energy" and idle_w(problem):

@@ -61,12 +61,16 @@ def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
     moved = moving(devices.table, p, d, received, sent)
     for bus in range(devices.buses):
         state.on_bus[s, bus] = 0.0
+    copies, carried = devices.copies[d], 0.0
     if s and devices.link_bus[p, d] >= 0:
-        state.on_bus[s, devices.link_bus[p, d]] += over_link(devices.table, p, d, received)
+        carried = over_link(devices.table, p, d, received)
+        state.on_bus[s, devices.link_bus[p, d]] += carried
+    if copies >= 0:
+        state.on_bus[s, copies] += moved - carried
     if devices.bus[d] >= 0:
         state.on_bus[s, devices.bus[d]] += devices.table.spill[d] * beyond
     state.alone[s] = compute + moved
-    state.busy[s] = (compute + moved) * devices.slowdown[len(state.busy), d]
+    state.busy[s] = (compute if copies >= 0 else compute + moved) * devices.slowdown[len(state.busy), d]
     if aim.objective == ENERGY:
         if devices.joule_column[d] == -2:
             state.active_j[s] = devices.watts[d] * (compute + moved)

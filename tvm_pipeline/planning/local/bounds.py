@@ -64,7 +64,7 @@ def better_bound(problem: Problem, one: tuple[float, ...] | None, other: tuple[f
 def _least_period(problem: Problem, again: bool, deadline: float) -> float:
     """Return a lower bound of the seconds between frames."""
     platform, stages = problem.platform, problem.stages
-    least = least_of(problem, busy_scale(problem, 1 if again else stages or 1), shared=again)
+    least = least_of(problem, busy_scale(problem, 1 if again else stages or 1), shared=again, occupied=True)
     devices = least.devices
     spread = again or least.replicates
     mean_s = least.total(stages) / (devices if spread else min(stages or devices, devices))

@@ -33,6 +33,7 @@ class DeviceArrays(NamedTuple):
         slowdown: D+1 x D; the factor of each device while so many devices work.
         link_bus: D x D; the bus of the link from the device of the row; -1 for none.
         bus: D; the bus over which parameters are fetched, -1 for none.
+        copies: D; the bus that carries the device's transfers in its place, -1 for none.
         buses: B.
     """
 
@@ -47,6 +48,7 @@ class DeviceArrays(NamedTuple):
     slowdown: Any
     link_bus: Any
     bus: Any
+    copies: Any
     buses: int
 
     @property
@@ -54,7 +56,7 @@ class DeviceArrays(NamedTuple):
         """Whether all devices and links have equal figures, so that it does not matter which device has which stage."""
         call, spill, cached, receive, send, link = self.table
         alone = [self.added, self.joule_column, self.blocked, self.s_per_mac, self.capacity, self.cache, self.watts]
-        alone += [self.bus, *self.slowdown, call, spill, cached, *receive, *send]
+        alone += [self.bus, self.copies, *self.slowdown, call, spill, cached, *receive, *send]
         apart = ~np.eye(len(call), dtype=bool)
         between = [figures[apart] for figures in (self.link_bus, *link[:, :-1])]
         return all(bool((figures == figures[:1]).all()) for figures in (*alone, *between))
@@ -93,10 +95,9 @@ def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceAr
         measured_j = cost.added_j(operators[0]) is not None and problem.objective == "energy"
         joules.append(column(np.array([cost.added_j(o) for o in operators], np.float64)) if measured_j else -2)
     names = [device.name for device in devices]
-    links = [[problem.link(source, target) for target in names] for source in names]
-    buses = sorted(
-        {link.bus for row in links for link in row if link.bus} | {c.shared_bus for c in costs if c.shared_bus}
-    )
+    links = [[problem.link(source, target).bus for target in names] for source in names]
+    used = {*(bus for row in links for bus in row), *(c.shared_bus for c in costs), *(c.copies_bus for c in costs)}
+    buses = sorted(used - {""})
     number = {"": -1, **{bus: index for index, bus in enumerate(buses)}}
     arrays = DeviceArrays(
         table=device_table(problem, devices),
@@ -108,8 +109,9 @@ def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceAr
         cache=_real([device.cache_bytes or np.inf for device in devices]),
         watts=_real([cost.active_w or 0.0 for cost in costs]),
         slowdown=_real([[busy_factor(problem, d, max(n, 1)) for d in devices] for n in range(len(devices) + 1)]),
-        link_bus=_whole([[number[link.bus] for link in row] for row in links]),
+        link_bus=_whole([[number[bus] for bus in row] for row in links]),
         bus=_whole([number[cost.shared_bus] for cost in costs]),
+        copies=_whole([number[cost.copies_bus] for cost in costs]),
         buses=len(buses),
     )
     return arrays, np.stack(columns, axis=1)

@@ -90,16 +90,24 @@ class LeastCosts:
         return float(np.bincount(self.leaders, alone).max()) + self.call
 
 
-def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, shared: bool = False) -> LeastCosts:
+def least_of(
+    problem: Problem,
+    scale: Sequence[float],
+    *,
+    joules: bool = False,
+    shared: bool = False,
+    occupied: bool = False,
+) -> LeastCosts:
     """Return the least figures of a problem's devices.
 
     Args:
         scale: a factor for the seconds of each device: how much slower it is beside others, or its watts.
         joules: whether measured joules of operators replace their scaled seconds.
         shared: whether a replica may serve other stages.
+        occupied: whether to count only the seconds for which a stage occupies its device.
     """
     graph, devices = problem.graph, problem.platform.devices
-    operators, table = graph.operators, device_table(problem, devices, scale)
+    operators, table = graph.operators, device_table(problem, devices, scale, occupied=occupied)
     added, work = [], []
     macs = np.array([operator.macs for operator in operators], np.float64)
     for device, factor in zip(devices, scale, strict=True):

@@ -76,7 +76,7 @@ class RefinedChain:
             return None
         alone = replace(problem, profile=replace(problem.profile, segments=()))
         assert problem.stages is not None
-        least = least_of(alone, busy_scale(alone, problem.stages))
+        least = least_of(alone, busy_scale(alone, problem.stages), occupied=True)
         costly = least.receive[1] + least.link[1] > 0 or least.send[1] > 0
         runs = math.isfinite(at_least_s) and math.isfinite(float((least.added + least.work).sum()))
         if least.replicates or not costly or not runs:

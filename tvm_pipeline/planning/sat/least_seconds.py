@@ -180,7 +180,7 @@ class _Seconds:
     def _rate_goal(self, placement: Placement, slack: int) -> Expression:
         working, model = placement.staging.stages, placement.model
         factors = {device.name: busy_factor(self.problem, device.name, working) for device in self.devices}
-        loads = Loads(placement, self.unit, factors)
+        loads = Loads(placement, self.unit, factors, occupied=True)
         pace = model.new_int_var(round(lock_s(self.problem) / self.unit), 2**60, "")
         for load in (*loads.device, *loads.bus.values()):
             model.add(load <= pace)
@@ -192,7 +192,9 @@ class _Seconds:
     def _sum_goal(self, placement: Placement, slack: int) -> Expression:
         alone = Loads(placement, self.unit_s, dict.fromkeys(self.watts, 1.0))
         if self.problem.min_throughput_fps is not None:
-            self._keep_pace(placement, alone, 1 / self.problem.min_throughput_fps, slack)
+            apart = any(device.concurrent_copies for device in self.devices)
+            loads = Loads(placement, self.unit_s, dict.fromkeys(self.watts, 1.0), occupied=True) if apart else alone
+            self._keep_pace(placement, loads, 1 / self.problem.min_throughput_fps, slack)
         if self.problem.objective == "latency":
             return sum(alone.device)
         active = sum(Loads(placement, self.unit, self.watts, figures=self.joules).device)
@@ -209,7 +211,7 @@ class _Seconds:
             factors = {d.name: self.idle_w * busy_factor(self.problem, d.name, working) for d in self.devices}
             key = tuple(factors.values())
             if key not in known:
-                known[key] = Loads(placement, self.unit, factors, bus_factor=self.idle_w)
+                known[key] = Loads(placement, self.unit, factors, bus_factor=self.idle_w, occupied=True)
             for load in known[key].device:
                 model.add(load <= idle_j).only_enforce_if(literal)
         for load in next(iter(known.values())).bus.values():

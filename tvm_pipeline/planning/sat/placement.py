@@ -130,6 +130,7 @@ class Loads:
     Args:
         factors: by device, the factor of its seconds: its busy factor, its watts, or a rate.
         bus_factor: the factor of the seconds of all buses.
+        occupied: whether a bus carries the concurrent copies of a device, which then do not occupy it.
         figures: by device, measured joules of its operators in the graph's order; they replace its seconds of computing
             and are not multiplied.
 
@@ -146,6 +147,7 @@ class Loads:
         factors: Mapping[str, float],
         *,
         bus_factor: float = 1.0,
+        occupied: bool = False,
         figures: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.placement, self.unit, self.factors = placement, unit, factors
@@ -157,8 +159,9 @@ class Loads:
             factor = factors[device.name]
             measured = (figures or {}).get(device.name)
             compute = self._compute(d, factor) if measured is None else self._sum(d, measured, 1.0)
-            self.device.append(compute + self._transfers(d, factor))
-        self.bus = self._buses(bus_factor)
+            copied = occupied and placement.costs[d].copies_bus
+            self.device.append(compute if copied else compute + self._transfers(d, factor))
+        self.bus = self._buses(bus_factor, occupied)
 
     def _units(self, figure: float) -> int:
         return round(figure / self.unit)
@@ -210,11 +213,15 @@ class Loads:
         # The device serves once, so its operators are one stage.
         return self._at_least((weighted(terms) - saved, (), most)), most
 
-    def _transfers(self, d: int, factor: float) -> Expression:
-        """Return the cost of all transfers of a device: over links, into the device and out of it."""
+    def _transfers(self, d: int, factor: float, *, by_bus: bool = True) -> Expression:
+        """Return the cost of all transfers of a device: over links, into the device and out of it.
+
+        Args:
+            by_bus: whether links count that have a bus of their own.
+        """
         costs, stages = self.placement.costs[d], self.staging.stages
         fixed_s = costs.receive.latency_s + costs.send.latency_s
-        links = self._incoming(d)
+        links = self._incoming(d, by_bus)
         total: Expression = 0
         for stage in range(stages):
             given, most_given = self._sends(stage + 1, costs.send.s_per_byte * factor)
@@ -226,10 +233,11 @@ class Loads:
             total = total + self._at_least(*floors)
         return total
 
-    def _incoming(self, d: int) -> Callable[[int], list[tuple[Link, list[cp_model.IntVar]]]]:
+    def _incoming(self, d: int, by_bus: bool) -> Callable[[int], list[tuple[Link, list[cp_model.IntVar]]]]:
         """Return a function of a stage: the links over which device d may receive it, each with its literals."""
         at, name = self.placement.at, self.placement.devices[d].name
         links = {p: self.problem.link(o.name, name) for p, o in enumerate(self.placement.devices) if p != d}
+        links = {p: link if by_bus or not link.bus else Link(name, name) for p, link in links.items()}
         costs = {(link.latency_s, link.bandwidth_bytes_per_s) for link in links.values()}
 
         def of(stage: int) -> list[tuple[Link, list[cp_model.IntVar]]]:
@@ -252,7 +260,7 @@ class Loads:
             self._sent[key] = self._at_least((weighted(weights), (), most))
         return self._sent[key], most
 
-    def _buses(self, factor: float) -> dict[str, Expression]:
+    def _buses(self, factor: float, occupied: bool) -> dict[str, Expression]:
         """Return the load of each bus, as `evaluate` counts it: links over it, and parameters fetched each frame."""
         needs: dict[str, Expression] = defaultdict(int)
         for d, device in enumerate(self.placement.devices):
@@ -260,6 +268,8 @@ class Loads:
             if bus:
                 counted = d in self.spilled and self.factors[device.name] == factor
                 needs[bus] = needs[bus] + (self.spilled[d] if counted else self._spill(d, factor)[0])
+            if occupied and (bus := self.placement.costs[d].copies_bus):
+                needs[bus] = self._transfers(d, factor, by_bus=False)
         pairs = permutations(enumerate(self.placement.devices), 2)
         links = [(p, d, self.problem.link(source.name, device.name)) for (p, source), (d, device) in pairs]
         for bus in dict.fromkeys(link.bus for _, _, link in links if link.bus):

@@ -67,9 +67,15 @@ def capacities(devices: Sequence[Device]) -> Floats:
     return np.array([np.inf if device.memory_bytes is None else device.memory_bytes for device in devices], dtype=float)
 
 
-def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], working: int = 1) -> StageCosts:
-    """Return the seconds of stages while `working` devices of the platform work at the same time."""
-    return _costs(problem, cuts, devices, [busy_factor(problem, device.name, working) for device in devices])
+def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], working: int = 0) -> StageCosts:
+    """Return the seconds of stages.
+
+    Args:
+        working: the devices that work at the same time: the seconds are those for which a stage occupies its device.
+            Without it, they are those of a frame that is alone.
+    """
+    factors = [busy_factor(problem, device.name, max(working, 1)) for device in devices]
+    return _costs(problem, cuts, devices, factors, occupied=working > 0)
 
 
 def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> StageCosts:
@@ -103,22 +109,28 @@ def least_bus_seconds(problem: Problem, devices: Sequence[Device], bus: str, mos
 
 def buses(problem: Problem, devices: Sequence[Device]) -> list[str]:
     """Return the buses that these devices or the links between them use."""
-    names = {device.name for device in devices}
+    names, costs = {device.name for device in devices}, [cost_of(problem, device) for device in devices]
     links = (*problem.platform.links, *problem.profile.links)
-    used = [cost_of(problem, device).shared_bus for device in devices]
+    used = [bus for cost in costs for bus in (cost.shared_bus, cost.copies_bus)]
     used += [link.bus for link in links if link.source in names and link.destination in names]
     return sorted({bus for bus in used if bus})
 
 
 def _costs(
-    problem: Problem, cuts: Cuts, devices: Sequence[Device], scale: list[float], *, joules: bool = False
+    problem: Problem,
+    cuts: Cuts,
+    devices: Sequence[Device],
+    scale: list[float],
+    *,
+    joules: bool = False,
+    occupied: bool = False,
 ) -> StageCosts:
     """Return the seconds of each device times its entry of `scale`.
 
     With `joules`, the measured joules of a device replace the seconds of its operators, if a sensor measured them.
     """
     operators, size = problem.graph.operators, len(devices)
-    table = device_table(problem, devices, scale)
+    table = device_table(problem, devices, scale, occupied=occupied)
     enter, leave = _transfers(table, cuts)
     figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
     busiest = np.zeros((size, len(operators)))
