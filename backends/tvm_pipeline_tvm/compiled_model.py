@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -375,6 +375,9 @@ class SliceStage(StageRunner):
 
     def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
         return self._part is not None and self._part.keep(tensor, arrays, copied=copied)
+
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        return self._part is not None and self._part.take_turns(turn)
 
     def close(self) -> None:
         self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -23,6 +24,7 @@ from tvm_pipeline.backends.registry import platform_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlanError
+from tvm_pipeline_tvm.devices.mirrors import mirrors_of
 from tvm_pipeline_tvm.gpu.detection import survey
 from tvm_pipeline_tvm.gpu.gpu import bind as bind_thread
 from tvm_pipeline_tvm.host.detection import host_target
@@ -166,6 +168,29 @@ def test_a_profile_a_bundle_and_a_pipeline(
     for result in results:
         for found, expected in zip(result.outputs.values(), right[result.frame % 3], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("listed")
+def test_copies_beside_kernels_change_no_bit(
+    compiled: RelaxModel, cpu: Device, gpu: Device, frame: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames of their own, so that a copy into the wrong frame shows; the whole model, and a stage between two."""
+    if not gpu.target.startswith("cuda"):  # PoCL would use the arrays of the host in place
+        for mirrors in (mirrors_of(gpu.target), mirrors_of(gpu.target).on_a_queue_of_their_own()):
+            monkeypatch.setattr(mirrors.device, "has_host_memory", False)
+    apart = replace(gpu, concurrent_copies=True)
+    platform, operators = Platform("both", (cpu, apart)), names(compiled)
+    third = len(operators) // 3
+    middle = ((["cpu0"], operators[:third]), (["gpu"], operators[third:-third]), (["cpu0"], operators[-third:]))
+    pictures = [{name: array * (index + 1) for name, array in frame.items()} for index in range(FRAMES)]
+    for stages in (((["gpu"], operators),), middle):
+        ends = [(part, cpu if name == "cpu0" else gpu) for (name,), part in stages]
+        right = [outputs(compiled, ends, given) for given in pictures]
+        with Pipeline(compiled, make_plan(compiled.graph, *stages), platform) as pipeline:
+            results = list(pipeline.map(pictures))
+        assert [result.frame for result in results] == list(range(FRAMES))
+        for result, expected in zip(results, right, strict=True):
+            check_equal(list(result.outputs.values()), expected, (stages, result.frame))
 
 
 def test_a_saved_model_outlives_the_first(

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 
 import numpy as np
@@ -41,7 +42,11 @@ from tvm_pipeline.runtime import Pipeline, Result
 from tvm_pipeline.runtime.worker import StageGate
 
 DEVICES = tuple(f"d{index}" for index in range(9))
-PLATFORM = fake_platform(*DEVICES)
+# Each third device copies one frame while it computes another.
+PLATFORM = replace(
+    fake_platform(*DEVICES),
+    devices=tuple(replace(d, concurrent_copies=i % 3 == 1) for i, d in enumerate(fake_platform(*DEVICES).devices)),
+)
 
 
 def random_frames(random: np.random.Generator, model: FakeModel, count: int) -> list[dict[str, Array]]:

@@ -39,6 +39,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -86,6 +87,14 @@ class StageRunner(ABC):
         Args:
             arrays: all arrays that `run` will be given for it. Those of the stages are the same memory.
             copied: whether that memory is to have the tensor as well; false for a stage that reads it.
+        """
+        return False
+
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        """Hold `turn` in each `run` while the device computes, but not while it copies; return whether the stage can.
+
+        It is called before the first `run`, of two stages of the same operators on one device that says
+        `concurrent_copies`. The two run at the same time, so one copies while the other computes.
         """
         return False
 

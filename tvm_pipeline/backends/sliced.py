@@ -439,6 +439,9 @@ class RenamedStage(StageRunner):
         for index, other in self._copied:
             np.copyto(outputs[other], outputs[index])
 
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        return self._runner.take_turns(turn)
+
     def close(self) -> None:
         self._runner.close()
 

@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -30,7 +31,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.core.number_types import is_float
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import most_bytes
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
@@ -40,13 +41,14 @@ from tvm_pipeline.errors import (
     OptionError,
     PipelineClosedError,
     PipelineTimeoutError,
+    PlanError,
     StageError,
 )
 from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.host_work import HostStage, HostWork, StageWork, stage_work
 from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_devices, new_slot, slot_ports
-from tvm_pipeline.runtime.worker import SlotQueue, StageGate, StreamState, Threads, Worker
+from tvm_pipeline.runtime.worker import ComputingTurn, FairLock, SlotQueue, StageGate, StreamState, Threads, Worker
 from tvm_pipeline.signals import WAIT_S
 
 SOURCE_S = 1.0  # how long `stop` waits for a frame from outside
@@ -105,9 +107,10 @@ class Pipeline(FrameStream):
         self._state = CarriedState(compiled.graph) if state is None else state
         self._forgets = state is None  # else frames of others may need what the state was before these
         with ExitStack() as opened:  # what follows may fail, and stages may hold devices
+            served = [_workers_of(stage, platform) for stage in plan.stages]
             runners = [
-                [opened.enter_context(closing(_runner(compiled, work, platform.device(d)))) for d in stage.devices]
-                for stage, work in zip(plan.stages, self._work, strict=True)
+                [opened.enter_context(closing(_runner(compiled, work, device))) for device in devices]
+                for devices, work in zip(served, self._work, strict=True)
             ]
             ports = slot_ports(compiled.graph, runners)
             inside = in_flight or plan.calls_inside
@@ -116,19 +119,23 @@ class Pipeline(FrameStream):
             most = most_bytes(compiled.graph)
             room = {device.name: (device.memory_bytes or math.inf) - most for device in platform.devices}
             keep_on_devices(plan.stages, runners, bindings, compiled.graph.outputs, room)
-            self._prepare(runners, bindings, platform, threads, after)
+            self._prepare(served, runners, bindings, threads, after)
             opened.pop_all()
 
     def _prepare(
         self,
+        served: Sequence[Sequence[Device]],
         runners: Sequence[Sequence[StageRunner]],
         bindings: Sequence[Sequence[list[Binding]]],
-        platform: Platform,
         threads: Threads | None,
         after: Pipeline | None,
     ) -> None:
-        """Make a worker for each stage on each of its devices."""
-        plan, functions = self.plan, self._host.functions if self._host else {}
+        """Make the workers of each stage.
+
+        Args:
+            served: of each stage, the device of each of its workers.
+        """
+        functions = self._host.functions if self._host else {}
         source = next(iter(functions), "")
         self._free: SlotQueue = SimpleQueue()
         self._queues: list[SlotQueue] = [SimpleQueue() for _ in range(len(runners) + 1)]
@@ -136,20 +143,28 @@ class Pipeline(FrameStream):
         self._record = RunRecord()
         self._bound = threading.Semaphore(0)
         self._workers: list[Worker] = []
-        self._devices = [platform.device(device) for stage in plan.stages for device in stage.devices]
+        self._devices = list(chain.from_iterable(served))
+        locks = {device.name: FairLock() for device in self._devices}
         self._places: list[Device] = []  # where the first host operator runs
         self._started: list[Worker] = []
         self._threads, self._keeps_threads = threads or Threads(), threads is not None
-        for index, (stage, work) in enumerate(zip(plan.stages, self._work, strict=True)):
-            gate = StageGate(self._queues[index], self._queues[index + 1], len(stage.devices))
-            devices = map(platform.device, stage.devices)
+        for index, (devices, work) in enumerate(zip(served, self._work, strict=True)):
+            gate = StageGate(self._queues[index], self._queues[index + 1], len(devices))
+            records = {device.name: StageRecord(index, device.label) for device in devices}
             for device, runner, bound in zip(devices, runners[index], bindings[index], strict=True):
+                turn = ComputingTurn(locks[device.name]) if device.concurrent_copies else None
+                if turn and not runner.take_turns(turn):
+                    raise PlanError(
+                        f"stage {index} on device {device.label} cannot compute one frame and copy another, as its "
+                        "`concurrent_copies` says: leave that out of the platform file, or, where the stage is to have "
+                        "a process of its own, run it in this one"
+                    )
                 self._workers.append(
                     Worker(
                         runner,
                         bound,
                         gate,
-                        StageRecord(index, device.label),
+                        records[device.name],
                         self._stream,
                         self._bound.release,
                         after.leaving(device, work) if after else (),
@@ -157,6 +172,7 @@ class Pipeline(FrameStream):
                         {name: functions[name] for name in work.after},
                         source,
                         self._state.of(work.model),
+                        turn,
                     )
                 )
                 if self._host and source in work.before:
@@ -376,8 +392,8 @@ class Pipeline(FrameStream):
         return [queue.qsize() for queue in self._queues[:-1]]
 
     def records(self) -> list[StageRecord]:
-        """Return the record of each worker, in the order of the plan's stages and their devices."""
-        return [worker.record for worker in self._workers]
+        """Return the record of each stage on each of its devices, in the order of the plan."""
+        return list({id(worker.record): worker.record for worker in self._workers}.values())
 
     def statistics(self) -> RunStatistics:
         """Return what was measured until now, in steady state."""
@@ -385,14 +401,15 @@ class Pipeline(FrameStream):
         return self._record.summary(filling, self._last_entry_s, self.stage_statistics())
 
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return what was measured of each worker, in the order of `records`."""
+        """Return what was measured of each stage on each of its devices, in the order of `records`."""
         return tuple(record.summary(len(self._slots)) for record in self.records())
 
     def reset_statistics(self) -> None:
         """Forget what was measured until now, for instance after a warm-up."""
         self._record = RunRecord()
+        fresh = {id(record): StageRecord(record.stage, record.device) for record in self.records()}
         for worker in self._workers:
-            worker.record = StageRecord(worker.record.stage, worker.record.device)
+            worker.record = fresh[id(worker.record)]
 
     def _checked(self, inputs: Inputs) -> Mapping[str, Array]:
         expected = self._inputs
@@ -448,6 +465,12 @@ def _copy(arrays: Mapping[str, Array], slot: Slot, index: int) -> None:
     """Copy the inputs of a frame into its part of a slot."""
     for name, array in arrays.items():
         np.copyto(slot.part(index, name), array, casting="same_kind")
+
+
+def _workers_of(stage: Stage, platform: Platform) -> list[Device]:
+    """Return the device of each worker of a stage: twice where one is to copy while the other computes."""
+    devices = map(platform.device, stage.devices)
+    return [device for device in devices for _ in range(2 if device.concurrent_copies else 1)]
 
 
 def _runner(compiled: CompiledModel, work: StageWork, device: Device) -> StageRunner:

@@ -10,8 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
@@ -174,6 +175,48 @@ class StageThread(threading.Thread):
                 return
 
 
+class FairLock:
+    """A lock that workers get in the order in which they ask; a threading.Lock may give it to the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def acquire(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Event()
+            self._waiting.append(mine)
+        mine.wait()
+
+    def release(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._taken = False
+
+
+class ComputingTurn:
+    """The turns of one worker to compute on its device, with the times of the last one: asked for, begun and ended."""
+
+    def __init__(self, lock: FairLock) -> None:
+        self._lock = lock
+        self.asked_s = self.began_s = self.ended_s = 0.0
+
+    def __enter__(self) -> None:
+        self.asked_s = time.perf_counter()
+        self._lock.acquire()
+        self.began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.ended_s = time.perf_counter()
+        self._lock.release()
+
+
 class Worker:
     """Runs frames until the end of the stream, and closes its stage.
 
@@ -185,6 +228,7 @@ class Worker:
         state: what the loops of the stage hand from frame to frame; None where it holds none.
         waits: the name of a host operator that waits for frames from outside, for as long as that takes.
         follows: events to wait for before the first frame.
+        turn: of a device with concurrent copies, which another worker of the stage computes on as well.
     """
 
     def __init__(
@@ -200,6 +244,7 @@ class Worker:
         after: Mapping[str, HostFunction],
         waits: str,
         state: StageState | None = None,
+        turn: ComputingTurn | None = None,
     ) -> None:
         self.record = record
         self._runner, self._bindings, self._gate = runner, bindings, gate
@@ -210,7 +255,7 @@ class Worker:
         self.done = threading.Event()
         self._follows = list(follows)
         self._before, self._after, self._waits = before, after, waits
-        self._state = state
+        self._state, self._turn = state, turn
         self._ordered = bool(before or after or state)  # also where the stage before has replicas
         self.operator = ""  # the host operator that it is at
 
@@ -334,9 +379,13 @@ class Worker:
         self._run_host(self._after, slot)
         slot.done_s = done = clock()
         transfer_s = received - prepared + sent - computed
+        if turn := self._turn:
+            transfer_s += turn.asked_s - received + computed - turn.ended_s
+            waited_s += turn.began_s - turn.asked_s
         compute_s = done - began - transfer_s - waited_s + elsewhere_s
         wait_s = began - idle_since + waited_s - elsewhere_s
-        self.record.add(max(wait_s, 0.0), transfer_s, compute_s, slot.frame, done)
+        with self._stream.lock if turn else nullcontext():  # two workers share the record
+            self.record.add(max(wait_s, 0.0), transfer_s, compute_s, slot.frame, done)
         return done
 
     def _run_host(self, functions: Mapping[str, HostFunction], slot: Slot) -> tuple[float, float]:

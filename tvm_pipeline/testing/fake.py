@@ -12,6 +12,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ class FakeRunner(StageRunner):
         self._calls = {operator.name: 0 for operator in operators}
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._turn: AbstractContextManager[object] = nullcontext()
 
     def _port(self, name: str) -> Port:
         tensor = self._model.graph.tensors[name]
@@ -91,10 +93,15 @@ class FakeRunner(StageRunner):
             if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
                 raise RuntimeError(f"the array for {port.name} is not contiguous and aligned to 64 bytes")
         tensors = {p.name: LAYOUTS[p.layout][1](array) for p, array in zip(self.inputs, inputs, strict=True)}
-        for operator in self._operators:
-            self.run_operator(operator, tensors)
+        with self._turn:
+            for operator in self._operators:
+                self.run_operator(operator, tensors)
         for port, array in zip(self.outputs, outputs, strict=True):
             array[...] = LAYOUTS[port.layout][0](tensors[port.name])
+
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        self._turn = turn
+        return True
 
     def run_operator(self, operator: Operator, tensors: dict[str, Array]) -> None:
         hook = self._model.hooks.get((operator.name, self._device.name))

@@ -116,6 +116,10 @@ class Mirrors:
         self._lock = threading.Lock()
         self._known: weakref.WeakValueDictionary[tuple[int, int], Mirror] = weakref.WeakValueDictionary()
 
+    def on_a_queue_of_their_own(self) -> Mirrors:
+        """Return mirrors whose copies run beside kernels; those of CUDA do so, where kernels have another stream."""
+        return self
+
     def shared(self, array: Array, *, kept: bool) -> Mirror | None:
         """Return the mirror that all stages share which use this array.
 

@@ -1,6 +1,7 @@
 """OpenCL devices by pyopencl, for TVM 0.27, which writes OpenCL C and has no runtime of OpenCL.
 
-A device has one queue, in which commands run in the order in which they are given. What it has of arrays of the host is
+A device has one queue, in which commands run in the order in which they are given, and another one for copies that run
+beside kernels (`Device.concurrent_copies`). What it has of arrays of the host is
 as in `mirrors.py`: the array itself where the device computes in the host's memory, and else a copy. An array on such a
 device is a buffer of pyopencl, which knows no shape and no type.
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +49,12 @@ class OpenCLDevice:
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context, device)
 
+    def with_another_queue(self) -> OpenCLDevice:
+        """Return the device in the same context, with a queue of its own."""
+        other = copy(self)
+        other.queue = cl.CommandQueue(self.context)
+        return other
+
     @cached_property
     def timing_queue(self) -> cl.CommandQueue:
         """A queue whose events tell times, which some drivers make slower."""
@@ -66,6 +74,13 @@ class OpenCLMirrors(Mirrors):
 
     failures = (cl.Error,)
     device: OpenCLDevice
+
+    def on_a_queue_of_their_own(self) -> OpenCLMirrors:
+        return self._copying
+
+    @cached_property
+    def _copying(self) -> OpenCLMirrors:
+        return OpenCLMirrors(self.device.with_another_queue())
 
     def copied(self, array: Array, on_device: Any) -> Mirror:
         return _Copy(array, on_device, self.device)

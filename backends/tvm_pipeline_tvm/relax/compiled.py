@@ -100,8 +100,8 @@ class RelaxModel(TvmModel[Library]):
             if kind_of(device.target) == "opencl":
                 from tvm_pipeline_tvm.relax.opencl_loop import OpenCLSlice  # which needs pyopencl
 
-                return OpenCLSlice(library, plan, weights)
-            return CudaSlice(library, plan, weights, device.target)
+                return OpenCLSlice(library, plan, weights, device.concurrent_copies)
+            return CudaSlice(library, plan, weights, device.concurrent_copies, device.target)
         except weights.mirrors.failures as error:
             raise RunError(
                 f"device {device.label} cannot hold a stage of {self.graph.name} with {plan.activation_bytes} bytes of "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ class CudaSlice(DeviceSlice):
         target: of the device, with its index.
     """
 
-    def __init__(self, library: Library, plan: SlicePlan, weights: DeviceParams, target: str) -> None:
-        super().__init__(library, plan, weights)
+    def __init__(self, library: Library, plan: SlicePlan, weights: DeviceParams, concurrent: bool, target: str) -> None:
+        super().__init__(library, plan, weights, concurrent)
         self._target = target
 
     def timed(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Seconds:
@@ -39,9 +39,26 @@ class CudaSlice(DeviceSlice):
         """
         return clocked(self._begin(inputs, outputs), self._device, self._target)
 
+    def _compute(self, calls: Calls) -> None:
+        """TVM's copies are on the default stream, which does not wait for a stream that TVM makes."""
+        stream = stream_of_kernels(self._device)
+        self._device.set_raw_stream(stream)  # of this thread
+        try:
+            for call in calls:
+                call()
+            self._device.sync(stream)
+        finally:
+            self._device.set_raw_stream(0)
+
     def _calls(self, tensors: Mapping[Entry, Any]) -> Calls:
         bound = self._library.bound(self._running, tensors, self._weights.__getitem__)
         return [partial(function, *arrays) for function, arrays in bound]
+
+
+@cache
+def stream_of_kernels(device: Any) -> Any:
+    """Return the stream of a device for kernels that run beside copies, which lives as long as the process."""
+    return device.create_raw_stream()
 
 
 def clocked(calls: Calls, device: Any, target: str) -> Seconds:

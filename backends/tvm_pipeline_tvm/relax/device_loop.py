@@ -4,7 +4,8 @@ Each call launches kernels in the one queue of the device and returns, so that t
 host goes on; the loop waits once, behind the last. Weights are on the device once for all slices
 (`devices/device_arrays.py`), activations in one arena there. A tensor that crosses a cut stands in an array of the
 host. The device uses that array itself, or a copy (`devices/mirrors.py`). Between two stages on the device a tensor may
-stay there (`keep`).
+stay there (`keep`). Where copies are to run beside the kernels of another slice (`take_turns`), they have a queue of
+their own, and the host waits between copies and kernels.
 
 `cuda_loop.py` and `opencl_loop.py` say what a call is.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -35,12 +37,16 @@ class DeviceSlice(SliceOnDevice):
 
     Args:
         weights: of the library, on the device.
+        concurrent: whether copies have a queue of their own.
     """
 
-    def __init__(self, library: Library, plan: SlicePlan, weights: DeviceParams) -> None:
+    def __init__(self, library: Library, plan: SlicePlan, weights: DeviceParams, concurrent: bool) -> None:
         self.inputs, self.outputs, self.activation_bytes = plan.inputs, plan.outputs, plan.activation_bytes
         self._library, self._plan, self._weights = library, plan, weights
-        self._mirrors, self._device = weights.mirrors, weights.device
+        self._mirrors = weights.mirrors
+        self._turn: AbstractContextManager[object] | None = None
+        copies = self._mirrors.on_a_queue_of_their_own() if concurrent else self._mirrors
+        self._device = copies.device
         release_with(self, self._device, vars(self))
         self._arena = self._mirrors.empty(max(plan.activation_bytes, 1))
         self._running = [call.kernel for call in plan.calls if not call.is_view]
@@ -50,7 +56,7 @@ class DeviceSlice(SliceOnDevice):
         self._crossing: list[Any] = [None] * (len(plan.inputs) + len(plan.outputs))
         count = len(plan.inputs)
         self._received = [
-            Crossing(shape, port.dtype, self._mirrors, partial(self._crossing.__setitem__, index))
+            Crossing(shape, port.dtype, copies, partial(self._crossing.__setitem__, index))
             for index, (port, (_, shape)) in enumerate(zip(plan.inputs, plan.imports, strict=True))
         ]
         self._sent = []
@@ -58,11 +64,11 @@ class DeviceSlice(SliceOnDevice):
             shape, own = entry_shape(library, entry), plan.copied.get(index)
             if own is None:
                 tie = partial(self._crossing.__setitem__, count + index)
-                self._sent.append(Crossing(shape, port.dtype, self._mirrors, tie))
+                self._sent.append(Crossing(shape, port.dtype, copies, tie))
             else:
                 size = tensor_bytes(entry_shape(library, own), entry_dtype(library, own))
                 place = self._mirrors.part(self._arena, plan.offsets[own], (size,), "uint8")
-                self._sent.append(Crossing(shape, port.dtype, self._mirrors, None, place))
+                self._sent.append(Crossing(shape, port.dtype, copies, None, place))
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`; both are arrays of the host.
@@ -71,12 +77,26 @@ class DeviceSlice(SliceOnDevice):
             RunError: a kernel or a copy failed.
         """
         try:
-            for call in self._begin(inputs, outputs):
-                call()
+            calls = self._begin(inputs, outputs)
+            if self._turn is None:
+                for call in calls:
+                    call()
+            else:
+                self._device.sync()  # the copies are there
+                with self._turn:
+                    self._compute(calls)
             self.give_to_host()
         except self._mirrors.failures as error:
             keep_where_lost(self._device)
             raise RunError(f"a kernel or a copy failed: {reason(error)}") from error
+
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        self._turn = turn
+        return True
+
+    @abstractmethod
+    def _compute(self, calls: Calls) -> None:
+        """Make the calls beside copies of another slice, and wait until the device has done them."""
 
     @abstractmethod
     def timed(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Seconds:

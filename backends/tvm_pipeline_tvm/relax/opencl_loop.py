@@ -49,8 +49,8 @@ class OpenCLCall:
 class OpenCLSlice(DeviceSlice):
     """A runnable slice; see `DeviceSlice`."""
 
-    def __init__(self, library: Library, plan: SlicePlan, weights: DeviceParams) -> None:
-        super().__init__(library, plan, weights)
+    def __init__(self, library: Library, plan: SlicePlan, weights: DeviceParams, concurrent: bool) -> None:
+        super().__init__(library, plan, weights, concurrent)
         self._programs = library.module.programs(self._device)
         functions = [library.function(library.calls[kernel].function) for kernel in self._running]
         most = max((ends(function)[-1] for function in functions), default=0)
@@ -62,6 +62,11 @@ class OpenCLSlice(DeviceSlice):
         As in `devices/cuda_events.py`, a call takes the time by which it makes the pass longer, by the device's clock.
         """
         return clocked(self._begin(inputs, outputs), self._device)
+
+    def _compute(self, calls: Calls) -> None:
+        for call in calls:
+            call()
+        self._mirrors.device.sync()
 
     def _calls(self, tensors: Mapping[Entry, Any]) -> Sequence[OpenCLCall]:
         bound = self._library.bound(self._running, tensors, self._weights.__getitem__)
