@@ -20,7 +20,7 @@ from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.planning import plan as planned
 from tvm_pipeline.runtime import verification
 from tvm_pipeline.runtime.comparison import Run, Turn, own_times_s, runner
-from tvm_pipeline.runtime.verification import LEAST_ROUNDS, verified, with_fewest_inside
+from tvm_pipeline.runtime.verification import LEAST_ROUNDS, SLOT_ROUNDS, verified, with_fewest_inside
 from tvm_pipeline.testing import busy
 
 GRAPH = chain_model(2).graph
@@ -247,6 +247,20 @@ def test_the_pipeline_holds_the_fewest_frames_that_keep_the_rate(
     assert Plan.parse(str(decision.plan)) == decision.plan
     assert with_fewest_inside(problem, measured, run, 0).plan.in_flight is None
     assert with_fewest_inside(problem, decision_of(two=100, replicas=95), run).plan.in_flight is None  # not measured
+
+
+@pytest.mark.parametrize(("slow_turn", "rounds"), [(None, LEAST_ROUNDS), (1, SLOT_ROUNDS)])
+def test_no_round_follows_where_each_of_enough_says_the_same(slow_turn: int | None, rounds: int) -> None:
+    turns: list[int] = []
+
+    def run(plan: Plan, seconds: float) -> Turn:
+        turns.append(plan.calls_inside)
+        slow = plan.calls_inside == 2 and turns.count(2) - 1 == slow_turn
+        return Turn(RunStatistics(24, 95.0 if slow else 100.0, None, None, None, None, ()), plan.calls_inside / 100)
+
+    measured = verified(problem_of(), decision_of(two=100, replicas=95), Runs(two=90, replicas=60), FOREVER)
+    assert with_fewest_inside(problem_of(), measured, run, FOREVER).plan.in_flight == 2
+    assert turns.count(4) == rounds
 
 
 def test_an_equally_fast_plan_of_fewer_workers_holds_the_fewest_frames() -> None:

@@ -52,7 +52,8 @@ MOST_ROUNDS = 100
 # A plan that is slower than the fastest by less may be chosen for its latency.
 TIED = 0.98
 # The share of the rate with many frames inside that the fewest must keep, in the median of so many rounds if there is
-# time for them. Turns of a shared machine differ by some percent; what keeps less than the second share is out at once.
+# time for them; fewer rounds do where each of them says so. Turns of a shared machine differ by some percent; what
+# keeps less than the second share is out at once.
 KEPT_RATE, LOST_RATE = 0.99, 0.9
 SLOT_ROUNDS, MOST_COUNTS = 5, 4
 
@@ -118,12 +119,18 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     kept: dict[Plan, list[Turn]] = {few: [] for few in _with_fewer_inside(problem, decision)}
     most: list[Turn] = []
 
-    def share(few: Plan) -> float:
-        """Return the share of the rate with most frames inside that a plan keeps."""
-        return median(a.throughput_fps / max(b.throughput_fps, 1e-12) for a, b in zip(kept[few], most, strict=True))
+    def shares(few: Plan) -> list[float]:
+        """Return the share of the rate with most frames inside that a plan keeps, in each round."""
+        return [a.throughput_fps / max(b.throughput_fps, 1e-12) for a, b in zip(kept[few], most, strict=True)]
+
+    def least_late() -> list[Plan]:
+        """Return the plans that keep the rate in the median of enough rounds, the one of the least latency first."""
+        enough = [few for few in kept if len(most) >= LEAST_ROUNDS and median(shares(few)) >= KEPT_RATE]
+        return sorted(enough, key=lambda few: median(map(_loaded_s, kept[few])))
 
     for _ in range(SLOT_ROUNDS):
-        if not kept or time.perf_counter() >= deadline_s:
+        found = least_late()
+        if not kept or time.perf_counter() >= deadline_s or (found and min(shares(found[0])) >= KEPT_RATE):
             break
         tried = ", ".join(f"{few.calls_inside} in {few.scheduler}" for few in kept)
         _log.info(f"measuring {describe(plan)} with {plan.calls_inside} frames inside, and with {tried}")
@@ -133,16 +140,15 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
                 turns.append(run(few, seconds))
         except PipelineError:
             return decision
-        kept = {few: turns for few, turns in kept.items() if share(few) >= LOST_RATE}
-    enough = [few for few in kept if len(most) >= LEAST_ROUNDS and share(few) >= KEPT_RATE]
-    if not enough:
+        kept = {few: turns for few, turns in kept.items() if median(shares(few)) >= LOST_RATE}
+    if not (found := least_late()):
         return decision
-    least = min(enough, key=lambda few: median(map(_loaded_s, kept[few])))
+    least = found[0]
     candidates = (least, *(other for other in decision.candidates if other.stages != least.stages))
     ran = (measured(least, kept[least]), *(found for found in decision.measured if found.plan.stages != least.stages))
-    whose = "" if least.stages == plan.stages else f" of {describe(plan)}"
+    share, whose = median(shares(least)), "" if least.stages == plan.stages else f" of {describe(plan)}"
     why = (
-        f"{describe(least)} with {least.calls_inside} frames inside keeps {share(least):.1%} of the rate{whose} "
+        f"{describe(least)} with {least.calls_inside} frames inside keeps {share:.1%} of the rate{whose} "
         f"with {plan.calls_inside}, at {1e3 * median(map(_loaded_s, kept[least])):.4g} ms under load in place of "
         f"{1e3 * median(map(_loaded_s, most)):.4g} ms; {decision.why}"
     )
