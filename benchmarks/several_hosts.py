@@ -2,7 +2,8 @@
 
 The second host is a network namespace of this machine, with one of its cores, behind a pair of virtual network cards
 whose rate the kernel limits (`tc`, token bucket filter). `serve-rpc` runs there, the pipeline here on another core. The
-model is measured and planned on both hosts, and the best plan runs beside the best one of this host alone, in turns.
+model is measured and planned on both hosts, and the best plan runs beside the best one of this host alone, in turns; so
+does the best plan whose tensors travel while the other host computes (`concurrent_copies`).
 Asked: a plan that gains at least 1.2 times. The namespace takes root and the commands `ip` and `tc`; without them the
 link is the loopback, whose rate nothing limits, and it says so. It first holds the backend `remote` to its contract.
 
@@ -22,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -31,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import load
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Plan, shown_stages
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.runtime.comparison import in_turn, runner
+from tvm_pipeline.runtime.comparison import Run, in_turn, runner
 from tvm_pipeline.runtime.verification import VERIFY_S
 from tvm_pipeline.testing import check_backend
 from tvm_pipeline.workflow.steps import decide, planned
@@ -57,7 +59,8 @@ def main() -> None:
         if not arguments.short:
             check(address, cores[1])
         table = Table(title="Two hosts of one core each, frames a second; the gain is the median of turns side by side")
-        for column in ("network", "link", "there", "back", "best plan", "predicted", "measured", "one host", "gain"):
+        of_plan = "best plan, predicted, measured", "gain"
+        for column in ("network", "link", "there", "back", "one host", *of_plan, "copies beside computing", "gain"):
             table.add_column(column)
         for rate in rates if limit else [LOOPBACK]:
             if limit:
@@ -95,27 +98,39 @@ target = "{address}/cpu{cores[1]}"
         with planned(network, platform=Path(file.name)) as subject:
             assert subject.compiled is not None
             problem = subject.problem()
-            decision, _ = decide(problem, compiled=subject.compiled, verify_s=0.0 if short else VERIFY_S)
-            alone = next(plan for plan in decision.candidates if plan.devices == ("here",))
-            run = runner(subject.compiled, subject.platform)
-            fps: dict[str, list[float]] = {"best": [], "alone": []}
-            plans: list[tuple[str, Plan]] = [("best", decision.plan), ("alone", alone)]
+            here, barn = subject.platform.devices
+            beside = replace(subject.platform, devices=(here, replace(barn, concurrent_copies=True)))
+            runs: list[tuple[Plan, Run]] = []
+            for platform in (subject.platform, beside):
+                asked = replace(problem, platform=platform)
+                decision, _ = decide(asked, compiled=subject.compiled, verify_s=0.0 if short else VERIFY_S)
+                run = runner(subject.compiled, platform)
+                runs.append((decision.plan, run))
+            runs.append((next(plan for plan in decision.candidates if plan.devices == ("here",)), run))
+            fps: list[list[float]] = [[] for _ in runs]
             for round_ in range(1 if short else 9):
-                for name, plan in in_turn(plans, round_):
-                    fps[name].append(run(plan, 0.1 if short else 1.0).throughput_fps)
-            ratios = [best / one for best, one in zip(fps["best"], fps["alone"], strict=True)]
+                for index in in_turn(range(len(runs)), round_):
+                    plan, run = runs[index]
+                    fps[index].append(run(plan, 0.1 if short else 1.0).throughput_fps)
             moved = subject.profile.devices["barn"]
             assert moved.receive is not None
             assert moved.send is not None
             return [
                 f"{moved.receive.seconds(1_000_000) * 1e3:.1f} ms/MB",
                 f"{moved.send.seconds(1_000_000) * 1e3:.1f} ms/MB",
-                " | ".join(" + ".join(stage.devices) for stage in decision.plan.stages),
-                f"{decision.plan.predicted.throughput_fps:.1f}",
-                f"{statistics.median(fps['best']):.1f}",
-                f"{statistics.median(fps['alone']):.1f}",
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+                f"{statistics.median(fps[-1]):.1f}",
+                *(text for (plan, _), own in zip(runs[:-1], fps, strict=False) for text in gained(plan, own, fps[-1])),
             ]
+
+
+def gained(plan: Plan, fps: list[float], alone: list[float]) -> tuple[str, str]:
+    """Return a plan with its frames a second, predicted and measured, and its gain over one host, turn by turn."""
+    ratios = [best / one for best, one in zip(fps, alone, strict=True)]
+    figures = f"{plan.predicted.throughput_fps:.1f}, {statistics.median(fps):.1f}"
+    return (
+        f"{shown_stages(plan.stages)}, {figures}",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+    )
 
 
 @contextmanager

@@ -72,7 +72,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_openvino": 570,
     "backends/tvm_pipeline_tvm": 18_920,
     "plugins/tvm_pipeline_boards": 1600,
-    "plugins/tvm_pipeline_hosts": 11_130,
+    "plugins/tvm_pipeline_hosts": 11_165,
     "plugins/tvm_pipeline_kernels": 10_320,
     "plugins/tvm_pipeline_loadgen": 600,
     "plugins/tvm_pipeline_papers": 4780,

@@ -10,7 +10,8 @@ import math
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -247,6 +248,9 @@ class _Check:
         before = threading.active_count()
         first = devices[0]
         pairs = [(first, first), *((first, other) for other in devices if not other.overlaps(first))][:2]
+        apart = replace(first, concurrent_copies=True)
+        with closing(computed_runner(compiled, apart)) as runner:
+            pairs += [(apart, apart)] if runner.take_turns(nullcontext()) else []
         for groups in halves(compiled.graph)[:1]:
             for pair in pairs:
                 where = f"a pipeline of {pair[0].name} and {pair[1].name}"
@@ -256,7 +260,8 @@ class _Check:
                 stages = tuple(Stage((d.name,), tuple(group)) for d, group in zip(pair, groups, strict=True))
                 plan = Plan(compiled.graph.name, "conformance", "throughput", stages, Prediction(1.0, 1.0))
                 outputs = {name: tensors[name] for name in compiled.graph.outputs}
-                with Pipeline(compiled, plan, self._platform(devices)) as pipeline:
+                platform = Platform("conformance", tuple(dict.fromkeys(pair)))
+                with Pipeline(compiled, plan, platform) as pipeline:
                     for result in pipeline.map(dict(frame) for _ in range(FRAMES)):
                         told = f"{where} gives other results for frame {result.frame} than its stages alone"
                         self.is_equal(reshaped(compiled.graph, result.outputs), outputs, told)

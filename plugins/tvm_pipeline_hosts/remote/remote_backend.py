@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -215,6 +216,7 @@ class RemoteStage(StageRunner):
 
     def __init__(self, address: str, bundle: str, operators: Sequence[str], device: Device, label: str) -> None:
         self._label = label
+        self._turn: AbstractContextManager[object] | None = None
         self._board = Board(parse_address(address), SILENT_S, STAGE_KEEP_S)
         asked = {"bundle": bundle, "operators": operators, "device": device.name}
         try:
@@ -226,11 +228,21 @@ class RemoteStage(StageRunner):
         self.inputs, self.outputs = ports
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _, made = self._board.call("run_stage", {}, inputs)
+        if self._turn is None:
+            _, made = self._board.call("run_stage", {}, inputs)
+        else:
+            self._board.call("receive_frame", {}, inputs)
+            with self._turn:
+                self._board.call("compute_frame", {})
+            _, made = self._board.call("send_frame", {})
         for port, array, target in zip(self.outputs, made, outputs, strict=True):
             if (array.shape, array.dtype) != (target.shape, target.dtype):
                 raise RunError(f"{self._label} made {port.name} as {array.dtype}{list(array.shape)}")
             np.copyto(target, array)
+
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        self._turn = turn
+        return True
 
     def close(self) -> None:
         self._board.close()

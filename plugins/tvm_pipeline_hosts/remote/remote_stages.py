@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline_hosts.remote.session import Session
@@ -53,12 +53,30 @@ def make_stage(session: Session, arguments: dict[str, Any], _: list[Array]) -> A
 
 def run_stage(session: Session, _: dict[str, Any], arrays: list[Array]) -> Answer:
     """Run the stage of the session on tensors as its ports require them; return what it computes."""
-    if session.stage is None:
-        raise RunError("this session has no stage; call make_stage first")
-    runner, outputs = session.stage
+    receive_frame(session, {}, arrays)
+    compute_frame(session, {}, [])
+    return send_frame(session, {}, [])
+
+
+def receive_frame(session: Session, _: dict[str, Any], arrays: list[Array]) -> Answer:
+    """Keep tensors as the ports of the session's stage require them."""
+    runner, _outputs = _stage_of(session)
     _check(runner.inputs, arrays)
-    runner.run(arrays, outputs)
-    return None, outputs
+    session.received = arrays
+    return None, []
+
+
+def compute_frame(session: Session, _: dict[str, Any], __: list[Array]) -> Answer:
+    """Run the stage of the session on the tensors that it received last."""
+    runner, outputs = _stage_of(session)
+    _check(runner.inputs, session.received)
+    runner.run(session.received, outputs)
+    return None, []
+
+
+def send_frame(session: Session, _: dict[str, Any], __: list[Array]) -> Answer:
+    """Return what the stage of the session computed last."""
+    return None, _stage_of(session)[1]
 
 
 def time_operators(session: Session, arguments: dict[str, Any], _: list[Array]) -> Answer:
@@ -85,6 +103,12 @@ def give(_: Session, arguments: dict[str, Any], __: list[Array]) -> Answer:
     return None, [np.zeros(size_bytes, np.uint8)]
 
 
+def _stage_of(session: Session) -> tuple[StageRunner, list[Array]]:
+    if session.stage is None:
+        raise RunError("this session has no stage; call make_stage first")
+    return session.stage
+
+
 def _check(ports: tuple[Port, ...], arrays: list[Array]) -> None:
     """Raise RunError where arrays are not what the ports require: a kernel would read beyond them."""
     if [(port.shape, port.dtype) for port in ports] != [(array.shape, str(array.dtype)) for array in arrays]:
@@ -94,9 +118,12 @@ def _check(ports: tuple[Port, ...], arrays: list[Array]) -> None:
 
 
 STAGES: Mapping[str, Any] = {
+    "compute_frame": compute_frame,
     "give": give,
     "make_stage": make_stage,
+    "receive_frame": receive_frame,
     "run_stage": run_stage,
+    "send_frame": send_frame,
     "swallow": swallow,
     "time_operators": time_operators,
 }

@@ -67,11 +67,13 @@ class Session:
         board: the name of the board.
         parcels: the bundles that are here.
         stage: what a pipeline of another host runs here, and the tensors that it writes; None where it makes none.
+        received: the tensors that the stage reads.
     """
 
     def __init__(self, board: str, folder: Path) -> None:
         self.board, self.parcels = board, Parcels(folder)
         self.stage: tuple[StageRunner, list[Array]] | None = None
+        self.received: list[Array] = []
         self._open: OrderedDict[str, tuple[Bundle, ExitStack]] = OrderedDict()
 
     def opened(self, id: str) -> Bundle:
