@@ -10,12 +10,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from tvm_pipeline.backends.cores import check_cores, processor
+from tvm_pipeline.backends.engine import Engine
 from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, nearest
-from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
-TARGET = "cpu"
+TARGET = "cpu"  # onnxruntime's own kernels
 # The packages that bring providers; those that replace onnxruntime are marked by a star.
 PACKAGES = {
     "CANNExecutionProvider": "onnxruntime-cann*",
@@ -31,25 +31,21 @@ PACKAGES = {
 }
 
 
-class OnnxruntimeBackend(OnnxEngine):
+class OnnxruntimeBackend(Engine):
     """onnxruntime on CPU cores of this machine."""
 
     name = engine = title = "onnxruntime"
-    target = TARGET
+    cuts, format, target = ("onnx",), "ONNX", TARGET
     packages = ("onnxruntime", "onnx")
     fastest_target = "cpu optimization=all"
     models = "tvm_pipeline_onnxruntime.onnxruntime_model:OnnxruntimeModel"
-    child = "tvm_pipeline_onnxruntime.providers:serve"
+    child = "tvm_pipeline_onnxruntime.sessions:serve"
     takes_narrow = True
-
-    def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
-        self.check_installed()
-        return [Device(device.name, self.name, device.cores, TARGET) for device in beside]
 
     def settle(self, device: Device) -> Device:
         self.check_installed()
         provider, properties = parsed_target(device.target)
-        if provider in ("", TARGET):
+        if is_own(device.target):
             check_properties(device, ["optimization"])
             if properties.get("optimization", "all") != "all":
                 raise PlatformError(f"device {device.name}: optimization is all, or left out for equal bits in stages")
@@ -82,8 +78,13 @@ def provider_precision(target: str) -> str:
 
     GPUs and NPUs multiply in float16 or TF32, which has as many digits, unless they are told not to.
     """
-    provider, properties = parsed_target(target)
-    return "float32" if provider in ("", TARGET) or "CPU" in map(str.upper, properties.values()) else "float16"
+    on_cpu = is_own(target) or "CPU" in map(str.upper, parsed_target(target)[1].values())
+    return "float32" if on_cpu else "float16"
+
+
+def is_own(target: str) -> bool:
+    """Return whether a target is onnxruntime's own kernels for CPU cores."""
+    return parsed_target(target)[0] in ("", TARGET)
 
 
 def _missing(name: str, known: Sequence[str]) -> str:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.engine import Engine
 from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
 CPU = "CPU"
 # Of one of OpenVINO's devices: its full name, and the properties that can be set.
@@ -22,11 +22,12 @@ _DRIVERS = {
 }
 
 
-class OpenvinoBackend(OnnxEngine):
+class OpenvinoBackend(Engine):
     """OpenVINO on this machine."""
 
     name = engine = "openvino"
     title, target = "OpenVINO", CPU
+    cuts, format = ("onnx",), "ONNX"
     packages = ("openvino", "onnx")
     models = "tvm_pipeline_openvino.openvino_model:OpenvinoModel"
     child = "tvm_pipeline_openvino.stages:serve"
