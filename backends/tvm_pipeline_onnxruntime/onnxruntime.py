@@ -5,13 +5,12 @@ Next: `onnxruntime_model.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 
-from tvm_pipeline.backends.cores import check_cores, processor
+from tvm_pipeline.backends.cores import processor
 from tvm_pipeline.backends.engine import Engine
-from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
+from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, nearest
 
@@ -42,24 +41,18 @@ class OnnxruntimeBackend(Engine):
     child = "tvm_pipeline_onnxruntime.sessions:serve"
     takes_narrow = True
 
-    def settle(self, device: Device) -> Device:
-        self.check_installed()
+    def known_properties(self, device: Device) -> Collection[str]:
         provider, properties = parsed_target(device.target)
         if is_own(device.target):
-            check_properties(device, ["optimization"])
-            if properties.get("optimization", "all") != "all":
+            if properties.get("optimization") not in (None, "", "all"):
                 raise PlatformError(f"device {device.name}: optimization is all, or left out for equal bits in stages")
-            check_cores(device)
-            return replace(device, target=device.target or TARGET)
-        if device.cores:
-            check_cores(device)
+            return ["optimization"]
         known = self.listed()
         if provider not in known:
             has = ", ".join((TARGET, *known))
             advice = _missing(provider, known)
             raise PlatformError(f"device {device.name}: onnxruntime has no {provider} here, only {has}; {advice}")
-        check_properties(device, properties)
-        return device
+        return properties
 
     def left_out(self) -> Sequence[str]:
         if any(find_spec(package) is None for package in self.packages):

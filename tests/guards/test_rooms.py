@@ -52,7 +52,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 3290,
+    "tvm_pipeline/backends": 3305,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3195,
     "tvm_pipeline/core": 3465,
@@ -68,8 +68,8 @@ MOST_LINES = {
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/workflow": 2775,
     "backends/tvm_pipeline_edgetpu": 3344,
-    "backends/tvm_pipeline_onnxruntime": 479,
-    "backends/tvm_pipeline_openvino": 545,
+    "backends/tvm_pipeline_onnxruntime": 472,
+    "backends/tvm_pipeline_openvino": 539,
     "backends/tvm_pipeline_tvm": 18_855,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_130,

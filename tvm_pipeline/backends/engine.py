@@ -10,8 +10,9 @@ import logging
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Refused, Seconds, StageRunner
-from tvm_pipeline.backends.cores import bind
+from tvm_pipeline.backends.cores import bind, check_cores
+from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
 from tvm_pipeline.backends.operator_timing import OperatorTimer, alike_operators
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.stage_process import IsolatedStage, StageRequest
@@ -87,6 +89,19 @@ class Engine(Backend):
     def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
         self.check_installed()
         return [Device(device.name, self.name, device.cores, self.target) for device in beside]
+
+    def known_properties(self, device: Device) -> Collection[str]:
+        """Return the properties that a target may have; raise PlatformError where the engine has no such target."""
+        return ()
+
+    def settle(self, device: Device) -> Device:
+        self.check_installed()
+        device = replace(device, target=device.target or (self.target if device.cores else ""))
+        known = self.known_properties(device)
+        if device.cores or parsed_target(device.target)[0] in ("", self.target):
+            check_cores(device)
+        check_properties(device, known)
+        return device
 
     def settle_elsewhere(self, device: Device) -> Device:
         self.check_installed()
