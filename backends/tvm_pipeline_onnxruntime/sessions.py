@@ -100,15 +100,14 @@ def session(
         ModelError: onnxruntime refuses the file, or has no such provider, with its reason.
     """
     options = _options(max(len(cores), 1))
-    provider, properties = parsed_target(target)
-    level = "ENABLE_ALL" if properties.pop(OPTIMISATION, "") == "all" else "DISABLE_ALL"
+    level = "ENABLE_ALL" if parsed_target(target)[1].get(OPTIMISATION) == "all" else "DISABLE_ALL"
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     if not is_own(target) and strict:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     # The threads of a session keep to the cores of the thread that makes it.
-    return made_on(cores, lambda: _made(name, content, options, provider, properties))
+    return made_on(cores, lambda: _made(name, content, options, target))
 
 
 @cache
@@ -143,17 +142,17 @@ def _options(threads: int) -> Any:
     return options
 
 
-def _made(
-    name: str, content: bytes, options: Any, provider: str = "cpu", properties: Mapping[str, str] | None = None
-) -> Any:
+def _made(name: str, content: bytes, options: Any, target: str = "cpu") -> Any:
     make: Callable[..., Any] = onnxruntime.InferenceSession
+    provider, properties = parsed_target(target)
+    properties.pop(OPTIMISATION, None)
     try:
-        if is_own(provider):
+        if is_own(target):
             return make(content, options, providers=[CPU])
         if provider in plugins():
-            options.add_provider_for_devices(plugins()[provider][:1], dict(properties or {}))
+            options.add_provider_for_devices(plugins()[provider][:1], properties)
             return make(content, options, enable_fallback=0)
-        made = make(content, options, providers=[(provider, dict(properties or {}))], enable_fallback=0)
+        made = make(content, options, providers=[(provider, properties)], enable_fallback=0)
     except Exception as error:  # its errors have no common root
         raise ModelError(f"{name}: onnxruntime refuses it: {error_reason(error)}") from error
     if provider not in made.get_providers():
@@ -166,7 +165,7 @@ def kernels(made: Any) -> list[tuple[int, str, float]]:
     events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
     named = [(event["name"].partition("_kernel_time"), event) for event in events if event["cat"] == "Node"]
     return [
-        (int(label), event["args"]["provider"], event["dur"])
+        (int(label), event["args"].get("provider", ""), event["dur"])
         for (label, _, more), event in named
         if label.isdecimal() and not more
     ]
