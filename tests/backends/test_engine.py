@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -174,3 +176,9 @@ def test_results_of_two_processors() -> None:
     check_results("npu", names, [one], [one * np.float32(1.01)], "float16")
     with pytest.raises(ModelError, match=r"npu computes something else than the CPU: y is off by 0\.07"):
         check_results("npu", names, [one], [one * np.float32(1.01)], "float32")
+
+
+def test_the_process_of_a_stage_is_bound_before_the_engine_counts_its_cores() -> None:
+    """With the cores of the machine in `CORES`, such a process would start one more for its stage, and so on."""
+    look = "import sys, tvm_pipeline.backends.stage_process as s; print('tvm_pipeline.backends.engine' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "False"
