@@ -55,8 +55,7 @@ class OnnxModel(EngineModel):
         super().__init__(self.file.graph, order)
 
     def content(self, operators: Sequence[str], device: Device) -> bytes:
-        content: bytes = self.file.part(operators).SerializeToString()
-        return content
+        return bytes(self.file.part(operators).SerializeToString())
 
     def numbered(self, operators: Sequence[str] = (), prefix: str = "") -> bytes:
         """Return operators, or all, as a file whose nodes are named by their indices in the whole file."""
@@ -65,8 +64,7 @@ class OnnxModel(EngineModel):
         indices = (index for name in names for index in self.file.indices[name])
         for index, node in zip(indices, part.graph.node, strict=True):
             node.name = f"{prefix}{index}"
-        content: bytes = part.SerializeToString()
-        return content
+        return bytes(part.SerializeToString())
 
     def values(self) -> Mapping[str, Array]:
         names = [operator.name for operator in self.graph.operators]
