@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Refused, Seconds, StageArena, StageRunner
-from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.backends.contract import Array, Order, Port, StageArena, StageRunner
+from tvm_pipeline.backends.engine import EngineModel, refused_alone
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlanError, PlatformError
+from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
-from tvm_pipeline_edgetpu.external import ENGINE, is_external, refused_operators
+from tvm_pipeline_edgetpu.external import ENGINE, is_external
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, is_edge_tpu
 from tvm_pipeline_edgetpu.model import parse_for_kernels
 from tvm_pipeline_edgetpu.ordering import arena_bytes, concatenations, memory_ordered
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
 
 
-class EdgeTpuModel(CompiledModel):
+class EdgeTpuModel(EngineModel):
     """The CompiledModel of the Edge TPU backend.
 
     It times no transfers: a stand-in computes in host memory, and the driver does not tell those of an Edge TPU apart,
@@ -50,17 +50,42 @@ class EdgeTpuModel(CompiledModel):
     """
 
     def __init__(self, model: Model, order: Order = "listed", parts: Mapping[str, bytes] | None = None) -> None:
-        self.order: Order = order
         self._model = model
         self._parsed = parse_for_kernels(Path(f"{model.name}.tflite"), model.content)
         self.uncut = self._parsed.uncut
-        self.graph = self._parsed.graph
         self._slicer = TfliteSlicer(model, self._parsed)
         self._parts = dict(parts or {})
-        self._refused: dict[str, Mapping[str, str]] = {}  # by target, operators with the reason
-        self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values())
+        super().__init__(self._parsed.graph, order)
 
-    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+    @classmethod
+    def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> EdgeTpuModel:
+        compiled, targets = cls(model, order), list(targets)
+        if compiled.uncut:
+            _log.warning("%s is one stage, because it cannot be cut: %s", model.name, compiled.uncut)
+        if any(map(is_edge_tpu, targets)):
+            for reason, operators in compiled.unsupported().items():
+                _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
+        for target in filter(is_external, targets):
+            compiled.leave(target, compiled._refused_by(target, trial))
+        return compiled
+
+    def _refused_by(self, target: str, trial: Trial) -> dict[str, str]:
+        """Return the operators that a delegate refuses; raise ModelError where it computes none."""
+        refused = refused_alone(self.graph, lambda one: trial.ask(target, self._content(self._slicer.slice([one]))))
+        if len(refused) == len(self.graph):
+            raise ModelError(f"{target} runs none of its operators: {next(iter(refused.values()))}")
+        return refused
+
+    def content(self, operators: Sequence[str], device: Device) -> bytes:
+        part = self._slicer.slice(operators)
+        if _address(device) == CPU or is_external(device.target):
+            return self._content(part)
+        return self._for_edge_tpu(part, operators)
+
+    def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> StageRunner:
+        return InterpreterStage(content, inputs, outputs, _address(device), device.cores)
+
+    def stage_here(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make one stage of the operators on `device`.
 
         Raises:
@@ -68,17 +93,15 @@ class EdgeTpuModel(CompiledModel):
             PlanError: they are no legal stage, or the device does not compute one of them.
             PlatformError: the Edge TPU or its compiler cannot be used, or the delegate.
         """
-        part = self._slicer.slice(operators)
-        for name, reason in self._refused.get(device.target, {}).items():
-            if name in operators:
-                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
-        if device.stand_in or device.target == ENGINE:
-            return InterpreterStage(self._content(part), part.inputs, part.outputs, CPU, device.cores)
         try:
-            content = self._content(part) if is_external(device.target) else self._for_edge_tpu(part, operators)
-            return InterpreterStage(content, part.inputs, part.outputs, device.target, device.cores)
+            return super().stage_here(operators, device)
         except PlatformError as error:
+            if _address(device) == CPU:
+                raise
             raise PlatformError(f"device {device.name}: {error}") from error
+
+    def values(self) -> Mapping[str, Array]:
+        return self._slicer.values()
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         """Return what TFLite would allocate for the stage, because the Edge TPU's compiler does not report it.
@@ -93,40 +116,9 @@ class EdgeTpuModel(CompiledModel):
         content = self._content(self._slicer.slice(operators))
         return StageArena(arena_bytes(content), None, *concatenations(content))
 
-    def computes(self, device: Device) -> list[str]:
-        refused = self._refused.get(device.target, {})
-        return [operator.name for operator in self.graph.operators if operator.name not in refused]
-
-    def refuse(self, refused: Refused) -> None:
-        self._refused |= refused
-
-    def try_delegate(self, target: str, trial: Trial) -> None:
-        """Leave out of `computes` what an external delegate does not compute, which a warning names.
-
-        Raises:
-            ModelError: it computes nothing.
-        """
-
-        def content(operator: str) -> bytes:
-            return self._content(self._slicer.slice([operator]))
-
-        refused = refused_operators(self.graph, content, target, trial)
-        self.refuse({target: refused})
-        if refused:
-            first, reason = next(iter(refused.items()))
-            count = f"{len(self.graph) - len(refused)} of {len(self.graph)}"
-            _log.warning(
-                f"{self.graph.name}: {target} runs {count} operators, and leaves others to other devices: {first}, "
-                f"since {reason}"
-            )
-
     def has_operator_times(self, device: Device) -> bool:
         """Return whether TFLite's own kernels compute the operators: a delegate computes what it takes as one."""
         return not is_external(device.target)
-
-    def time_operators(self, device: Device, repeats: int) -> Seconds:
-        """Return seconds of every operator (repeats x operators), each as a stage of its own."""
-        return self._timer.seconds(device, repeats)
 
     def slicer(self) -> TfliteSlicer:
         return self._slicer
@@ -168,9 +160,6 @@ class EdgeTpuModel(CompiledModel):
     def forget_source(self) -> None:
         del self._model, self._parsed, self._slicer
         self._parts.clear()
-
-    def close(self) -> None:
-        self._timer.close()
 
     def _content(self, part: Slice) -> bytes:
         """Return the file of a slice as it runs or is compiled; its digest is that of the slice as it was cut."""
@@ -224,6 +213,11 @@ def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], device
 def _is_compiled_for(device: Device) -> bool:
     """Return whether slices for the device go through edgetpu_compiler; for an absent one, if the compiler is here."""
     return is_edge_tpu(device.target) and (not device.stand_in or find_compiler() is not None)
+
+
+def _address(device: Device) -> str:
+    """Return what runs the stages of a device, as `make_interpreter` is told."""
+    return CPU if device.stand_in or device.target == ENGINE else device.target
 
 
 def _digest(part: Slice) -> str:

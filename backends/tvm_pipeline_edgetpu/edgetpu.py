@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
+from tvm_pipeline.backends.contract import CompiledModel, Order
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.engine import Engine
 from tvm_pipeline.backends.engine_targets import parsed_target
-from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
@@ -56,15 +56,15 @@ MODELS: Mapping[str, DeviceModel] = MappingProxyType(
 )
 
 
-class EdgeTpuBackend(Backend):
+class EdgeTpuBackend(Engine):
     """The backend of Edge TPUs and of their stand-ins."""
 
     name = "edgetpu"
     engine = "TFLite"
     cuts = ("tflite",)
-
-    def __init__(self) -> None:
-        self._trial = Trial("tvm_pipeline_edgetpu.external:serve")
+    target = ENGINE
+    models = "tvm_pipeline_edgetpu.compiled:EdgeTpuModel"
+    child = "tvm_pipeline_edgetpu.external:serve"
 
     def refuses(self, model: Model) -> str:
         if model.format != "tflite":
@@ -89,9 +89,6 @@ class EdgeTpuBackend(Backend):
             Device(f"tpu{index}", self.name, target=address, cache_bytes=SRAM_BYTES)
             for index, address in enumerate(edge_tpus())
         ]
-
-    def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
-        return [Device(device.name, self.name, device.cores, ENGINE) for device in beside]
 
     def settle(self, device: Device) -> Device:
         if device.cores:  # these cores feed it or stand in for it; without any, the system chooses
@@ -162,20 +159,12 @@ class EdgeTpuBackend(Backend):
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
-        for_edge_tpus = any(is_edge_tpu(device.target) for device in devices)
-        if model.format != "tflite" or for_edge_tpus or not devices:
+        targets = dict.fromkeys(device.target for device in devices)
+        if model.format != "tflite" or not targets or any(map(is_edge_tpu, targets)):
             refused = self.refuses(model)
             if refused:
                 raise ModelError(refused)
-        compiled = EdgeTpuModel(model, order)
-        if compiled.uncut:
-            _log.warning("%s is one stage, because it cannot be cut: %s", model.name, compiled.uncut)
-        if for_edge_tpus:
-            for reason, operators in compiled.unsupported().items():
-                _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
-        for target in dict.fromkeys(device.target for device in devices if is_external(device.target)):
-            compiled.try_delegate(target, self._trial)
-        return compiled
+        return EdgeTpuModel.compile(model, order, targets, self._trial)
 
     def settle_elsewhere(self, device: Device) -> Device:
         if device.target not in (CPU, ENGINE):
@@ -203,14 +192,6 @@ class EdgeTpuBackend(Backend):
 
         models = [(model, stages) for model, stages in residents if isinstance(model, EdgeTpuModel)]
         co_compile(models, [device for device in platform.devices if device.backend == self.name])
-
-    def close(self) -> None:
-        self._trial.close()
-
-    def load(self, folder: Path, devices: Sequence[Device]) -> EdgeTpuModel:
-        from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
-
-        return EdgeTpuModel.load(folder)
 
 
 def _model(address: str) -> DeviceModel:

@@ -9,17 +9,14 @@ process, and is compared with TFLite's own kernels. Next: `interpreter.py`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvm_pipeline.backends.closeness import difference
+from tvm_pipeline.backends.engine_agreement import check_results
 from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
-from tvm_pipeline.backends.operator_timing import alike_operators
 from tvm_pipeline.backends.ports import Array, Port, noise
-from tvm_pipeline.backends.trial import Trial, answer
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.backends.trial import answer
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, PlatformError, RunError
+from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline_edgetpu.delegate import tflite
 
 ENGINE = "tflite"  # the target of TFLite's kernels, and with `delegate=` that of a delegate
@@ -67,29 +64,6 @@ def check_taken(interpreter: Any, target: str) -> None:
         raise ModelError(f"{target} takes none of its operators")
 
 
-def refused_operators(
-    graph: OperatorGraph, content: Callable[[str], bytes], target: str, trial: Trial
-) -> Mapping[str, str]:
-    """Return the operators that a delegate does not compute, each with the reason.
-
-    Args:
-        content: returns the file of one operator.
-
-    Raises:
-        ModelError: it computes none of them.
-    """
-    refused: dict[str, str] = {}
-    for group in alike_operators(graph):
-        names = [graph.operators[index].name for index in group]
-        try:
-            trial.ask(target, content(names[0]))
-        except RunError as error:
-            refused |= dict.fromkeys(names, str(error))
-    if len(refused) == len(graph):
-        raise ModelError(f"{target} runs none of its operators: {next(iter(refused.values()))}")
-    return refused
-
-
 def serve(order: bytes, channel: socket.socket) -> None:
     """Be the child: load a delegate, or run a file on noise by it and by TFLite's kernels; raise where they differ."""
 
@@ -110,11 +84,7 @@ def _try(target: str, content: bytes) -> None:
         model_content=content,
         experimental_op_resolver_type=module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     )
-    for output, one, other in zip(*_outputs(plain), _outputs(interpreter)[1], strict=True):
-        port = Port(output, one.shape, str(one.dtype))
-        apart = difference((port, one), (port, other), "float16")
-        if not apart.is_close_behind_a_cut(0):
-            raise ModelError(f"{target} computes something else than the CPU: {output} is {apart}")
+    check_results(target, *_outputs(plain), _outputs(interpreter)[1], "float16")
 
 
 def _outputs(interpreter: Any) -> tuple[list[str], list[Array]]:

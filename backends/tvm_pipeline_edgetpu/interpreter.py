@@ -5,17 +5,16 @@ Next: `delegate.py`, which reaches the Edge TPU, and `external.py`, which reache
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Port, StageRunner
-from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.cores import made_on
+from tvm_pipeline.backends.engine import EngineStage
+from tvm_pipeline.errors import ModelError
 from tvm_pipeline_edgetpu.delegate import check_library, load, tflite
 from tvm_pipeline_edgetpu.external import ENGINE, check_taken, is_external, load_external
 
@@ -99,7 +98,7 @@ def _matched(ports: Sequence[Port], details: Sequence[Mapping[str, Any]]) -> lis
     return [found[port.name]["index"] for port in ports]
 
 
-class InterpreterStage(StageRunner):
+class InterpreterStage(EngineStage):
     """A slice on a device.
 
     Args:
@@ -111,31 +110,16 @@ class InterpreterStage(StageRunner):
     """
 
     def __init__(
-        self, content: bytes, inputs: Sequence[Tensor], outputs: Sequence[Tensor], address: str, cores: Sequence[int]
+        self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], address: str, cores: Sequence[int]
     ) -> None:
-        self.inputs = tuple(Port.of(tensor) for tensor in inputs)
-        self.outputs = tuple(Port.of(tensor) for tensor in outputs)
-        self._cores = frozenset(cores)
-
-        def bound() -> Any:
-            self.bind()
-            return make_interpreter(content, address, max(len(cores), 1))
-
         # The threads of the kernels keep to the cores of the thread that makes them.
-        with ThreadPoolExecutor(1) as pool:
-            self._interpreter: Any = pool.submit(bound).result()
-        self._reads = _matched(self.inputs, self._interpreter.get_input_details())
-        self._writes = _matched(self.outputs, self._interpreter.get_output_details())
+        made = made_on(cores, lambda: make_interpreter(content, address, max(len(cores), 1)))
+        super().__init__(made, inputs, outputs, cores)
+        self._reads = _matched(self.inputs, made.get_input_details())
+        self._writes = _matched(self.outputs, made.get_output_details())
 
-    def bind(self) -> None:
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        if self._interpreter is None:
-            raise RunError("the stage was closed; make a new one")
+    def compute(self, interpreter: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         # A view of the interpreter's memory must be gone before it is invoked, so none is kept.
-        interpreter = self._interpreter
         tensor = interpreter.tensor
         for index, array in zip(self._reads, inputs, strict=True):
             if array.ndim:
@@ -145,6 +129,3 @@ class InterpreterStage(StageRunner):
         interpreter.invoke()
         for index, array in zip(self._writes, outputs, strict=True):
             np.copyto(array, tensor(index)())
-
-    def close(self) -> None:
-        self._interpreter = None  # a run that still goes on keeps it until it ends

@@ -1,8 +1,7 @@
 """The backend of onnxruntime: ONNX models, or what TVM refuses of one, on CPU cores and by execution providers.
 
 onnxruntime.py        the backend: its devices, and what it refuses
-sessions.py           a session on some cores or by a provider, of a file that was optimised once
-providers.py          a child that lists the providers, and tries what they claim
+sessions.py           a session on some cores or by a provider, and the child that tries what a provider claims
 onnxruntime_model.py  a model compiled for it: any part of the file as a runnable stage, and the times of its operators
 
 This package can be imported without onnxruntime, so that nobody is told of it who does not need it. A device of it

@@ -5,17 +5,16 @@ Next: `onnxruntime_model.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 
-from tvm_pipeline.backends.cores import check_cores, processor
-from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
+from tvm_pipeline.backends.cores import processor
+from tvm_pipeline.backends.engine import Engine
+from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, nearest
-from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
-TARGET = "cpu"
+TARGET = "cpu"  # onnxruntime's own kernels
 # The packages that bring providers; those that replace onnxruntime are marked by a star.
 PACKAGES = {
     "CANNExecutionProvider": "onnxruntime-cann*",
@@ -31,39 +30,29 @@ PACKAGES = {
 }
 
 
-class OnnxruntimeBackend(OnnxEngine):
+class OnnxruntimeBackend(Engine):
     """onnxruntime on CPU cores of this machine."""
 
     name = engine = title = "onnxruntime"
-    target = TARGET
+    cuts, format, target = ("onnx",), "ONNX", TARGET
     packages = ("onnxruntime", "onnx")
     fastest_target = "cpu optimization=all"
     models = "tvm_pipeline_onnxruntime.onnxruntime_model:OnnxruntimeModel"
-    child = "tvm_pipeline_onnxruntime.providers:serve"
+    child = "tvm_pipeline_onnxruntime.sessions:serve"
     takes_narrow = True
 
-    def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
-        self.check_installed()
-        return [Device(device.name, self.name, device.cores, TARGET) for device in beside]
-
-    def settle(self, device: Device) -> Device:
-        self.check_installed()
+    def known_properties(self, device: Device) -> Collection[str]:
         provider, properties = parsed_target(device.target)
-        if provider in ("", TARGET):
-            check_properties(device, ["optimization"])
-            if properties.get("optimization", "all") != "all":
+        if is_own(device.target):
+            if properties.get("optimization") not in (None, "", "all"):
                 raise PlatformError(f"device {device.name}: optimization is all, or left out for equal bits in stages")
-            check_cores(device)
-            return replace(device, target=device.target or TARGET)
-        if device.cores:
-            check_cores(device)
+            return ["optimization"]
         known = self.listed()
         if provider not in known:
             has = ", ".join((TARGET, *known))
             advice = _missing(provider, known)
             raise PlatformError(f"device {device.name}: onnxruntime has no {provider} here, only {has}; {advice}")
-        check_properties(device, properties)
-        return device
+        return properties
 
     def left_out(self) -> Sequence[str]:
         if any(find_spec(package) is None for package in self.packages):
@@ -82,8 +71,13 @@ def provider_precision(target: str) -> str:
 
     GPUs and NPUs multiply in float16 or TF32, which has as many digits, unless they are told not to.
     """
-    provider, properties = parsed_target(target)
-    return "float32" if provider in ("", TARGET) or "CPU" in map(str.upper, properties.values()) else "float16"
+    on_cpu = is_own(target) or "CPU" in map(str.upper, parsed_target(target)[1].values())
+    return "float32" if on_cpu else "float16"
+
+
+def is_own(target: str) -> bool:
+    """Return whether a target is onnxruntime's own kernels for CPU cores."""
+    return parsed_target(target)[0] in ("", TARGET)
 
 
 def _missing(name: str, known: Sequence[str]) -> str:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
 
-from tvm_pipeline.backends.cores import check_cores
-from tvm_pipeline.backends.engine_targets import check_properties, parsed_target
+from tvm_pipeline.backends.engine import Engine
+from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.frontends.onnx_engine import OnnxEngine
 
 CPU = "CPU"
-# Of one of OpenVINO's devices: its full name, and the properties that can be set.
-Known: TypeAlias = tuple[str, list[str]]
 _DRIVERS = {
     "GPU": "Intel's compute runtime and libOpenCL.so.1 (apt install intel-opencl-icd ocl-icd-libopencl1)",
     "NPU": "Intel's NPU driver (github.com/intel/linux-npu-driver)",
 }
 
 
-class OpenvinoBackend(OnnxEngine):
+class OpenvinoBackend(Engine):
     """OpenVINO on this machine."""
 
     name = engine = "openvino"
     title, target = "OpenVINO", CPU
+    cuts, format = ("onnx",), "ONNX"
     packages = ("openvino", "onnx")
     models = "tvm_pipeline_openvino.openvino_model:OpenvinoModel"
     child = "tvm_pipeline_openvino.stages:serve"
@@ -51,13 +47,8 @@ class OpenvinoBackend(OnnxEngine):
         cores = [Device(device.name, self.name, device.cores, CPU) for device in beside if CPU in found]
         return [*cores, *(Device(name.lower(), self.name, (), name) for name in found if name != CPU)]
 
-    def settle(self, device: Device) -> Device:
-        device = replace(device, target=device.target or (CPU if device.cores else ""))
-        known = self._known(device)
-        if device.cores or parsed_target(device.target)[0] == CPU:
-            check_cores(device)
-        check_properties(device, [key for _, properties in known.values() for key in properties])
-        return device
+    def known_properties(self, device: Device) -> Collection[str]:
+        return [key for _, properties in self._known(device).values() for key in properties]
 
     def describe(self, device: Device) -> str:
         """Return what OpenVINO calls the devices of a target."""
@@ -66,8 +57,12 @@ class OpenvinoBackend(OnnxEngine):
     def precision(self, device: Device) -> str:
         return "float16" if "f16" in device.target or device.target.startswith("NPU") else "float32"
 
-    def _known(self, device: Device) -> dict[str, Known]:
-        """Return OpenVINO's devices that a target names, `HETERO:GPU,CPU` two; raise PlatformError if one is not."""
+    def _known(self, device: Device) -> dict[str, tuple[str, list[str]]]:
+        """Return full names and properties of the devices that a target names, such as `HETERO:GPU,CPU` two.
+
+        Raises:
+            PlatformError: OpenVINO finds no such device.
+        """
         target, _ = parsed_target(device.target)
         known, found = {}, self.listed()
         for name in target.rpartition(":")[2].split(","):

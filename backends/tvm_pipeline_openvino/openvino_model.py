@@ -8,44 +8,42 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Order, Port, Seconds, StageRunner
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.contract import Order, Port, Seconds
+from tvm_pipeline.backends.engine import seconds_of_noise
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, RunError
-from tvm_pipeline.frontends.onnx_engine import EngineModel
 from tvm_pipeline.frontends.onnx_folding import folded
+from tvm_pipeline.frontends.onnx_model import OnnxModel
 from tvm_pipeline_openvino.refused import refusals
-from tvm_pipeline_openvino.stages import CORES, NODE, OpenvinoStage, compiled
+from tvm_pipeline_openvino.stages import NODE, OpenvinoStage, compiled
 
 _log = logging.getLogger(__name__)
 
-_LEAST_S = 1e-7  # OpenVINO counts microseconds; this is what it shows as 0
 MOST_KEPT = 8  # compiled parts, since candidates for a plan open theirs again and again
 # They add up in another order where what they read lies otherwise, as it does behind a cut.
 _BY_LAYOUT = frozenset(("Pooling", "Reduce", "MVN", "NormalizeL2", "Softmax", "LRN", "Interpolate"))
 
 
-class OpenvinoModel(EngineModel):
+class OpenvinoModel(OnnxModel):
     """The CompiledModel of this backend."""
 
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(model, order, joined)
         self._kept: dict[object, Any] = {}
-        self._refused = refusals(self.file)
+        self._unfit = refusals(self.file)
 
     @classmethod
     def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> OpenvinoModel:
         model = folded(model)
         whole, layers = cls(model, order), []
-        refused, count = list(whole._refused.values()), len(whole.graph)
+        refused, count = list(whole._unfit.values()), len(whole.graph)
         if len(refused) == count:
             raise ModelError(f"{model.name}: {refused[0]}; run the model on another engine")
         if refused:
@@ -61,7 +59,7 @@ class OpenvinoModel(EngineModel):
                 named = str(error).startswith(model.name)
                 raise ModelError(str(error) if named else f"{model.name}: OpenVINO on {target}: {error}") from error
         bound = [nodes[0] for nodes, kind in layers if nodes and kind in _BY_LAYOUT]
-        alone = {node for name in whole._refused for node in whole.file.indices[name]}  # on other engines
+        alone = {node for name in whole._unfit for node in whole.file.indices[name]}  # on other engines
         joined = whole.file.fused([nodes for nodes, _ in layers], bound)
         left = ([node for node in nodes if node not in alone] for nodes in joined)
         return cls(model, order, [nodes for nodes in left if len(nodes) > 1])
@@ -75,39 +73,31 @@ class OpenvinoModel(EngineModel):
             del self._kept[next(iter(self._kept))]
         return OpenvinoStage(self.graph.name, self._kept[key], inputs, outputs, device)
 
-    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-        """Make a stage. OpenVINO's threads are one pool of a process, so several cores, but not all, take a process."""
-        if len(device.cores) < 2 or set(device.cores) == CORES:
-            return super().stage(operators, device)
-        return self.isolated_stage(operators, device)
+    def has_own_threads(self, device: Device) -> bool:
+        """Return whether it has several cores: OpenVINO's threads are one pool of a process."""
+        return len(device.cores) > 1
 
     def refusals(self, device: Device) -> Mapping[str, str]:
-        return self._refused
+        return self._unfit
 
-    def time_operators(self, device: Device, repeats: int) -> Seconds:
+    def counted_s(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as OpenVINO counts those of its layers.
 
         What belongs to no operator, such as changes of layout, is divided among all by their multiply-accumulates. So
         is all of a device that counts nothing.
         """
         stage = self.runner(self.numbered(prefix=NODE), *self.ends(), device, timed=True)
-        inputs, outputs = list(map(noise, stage.inputs)), [port.buffer() for port in stage.outputs]
         layers = stage.layers()
         owner = {node: index for index, name in enumerate(self.file.indices) for node in self.file.indices[name]}
         weights = np.array([operator.macs + 1.0 for operator in self.graph.operators])
         seconds = np.zeros((repeats, len(self.graph)))
-        stage.run(inputs, outputs)
-        for row in seconds:
-            begin = time.perf_counter()
-            stage.run(inputs, outputs)
-            spent_s, counted = time.perf_counter() - begin, stage.layers_s()
+        for row, spent_s in zip(seconds, seconds_of_noise(stage, repeats), strict=True):
+            counted = stage.layers_s()
             for layer, layer_s in counted.items():
                 if layer in layers and (nodes := layers[layer][0]):
                     row[owner[nodes[-1]]] += layer_s
             rest_s = (sum(counted.values()) or spent_s) - row.sum()
             row += max(rest_s, 0.0) * weights / weights.sum()
-        seconds = np.maximum(seconds, _LEAST_S)
-        seconds[:, [self.graph.edges.index[name] for name in self._refused]] = np.nan
         return seconds
 
     def close(self) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
@@ -15,8 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Port, StageRunner
-from tvm_pipeline.backends.cores import bind
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.cores import made_on
+from tvm_pipeline.backends.engine import CORES, EngineStage
 from tvm_pipeline.backends.engine_targets import parsed_target
 from tvm_pipeline.backends.trial import answer
 from tvm_pipeline.core.platform import Device
@@ -24,8 +23,6 @@ from tvm_pipeline.errors import ModelError, RunError
 
 NODE = "tvm_pipeline_node_"  # nodes of a file are called so, by their indices, to be known among OpenVINO's layers
 _NODE = re.compile(rf"(?:^|,){NODE}(\d+)(?!\d)")
-# The cores of this process before any thread is bound to some of them.
-CORES = frozenset(os.sched_getaffinity(0))
 _INT32 = np.iinfo(np.int32)
 
 
@@ -46,15 +43,7 @@ def compiled(name: str, content: bytes, device: Device, timed: bool) -> Any:
         raise ModelError(f"{name}: OpenVINO refuses it on {target}: {error_reason(error)}") from error
 
 
-def check_tensors(name: str, content: bytes, tensors: Mapping[str, Port]) -> None:
-    """Raise ModelError where OpenVINO has a tensor of a file in another shape or type than ONNX says."""
-    for operator in _parsed(content).get_ops():
-        for output in operator.outputs():
-            for tensor in tensors.keys() & output.get_names():
-                _check(name, tensors[tensor], output)
-
-
-class OpenvinoStage(StageRunner):
+class OpenvinoStage(EngineStage):
     """The StageRunner: a request of a compiled model that reads and writes the runtime's buffers in place.
 
     Raises:
@@ -64,8 +53,8 @@ class OpenvinoStage(StageRunner):
     def __init__(
         self, name: str, compiled_: Any, inputs: Sequence[Port], outputs: Sequence[Port], device: Device
     ) -> None:
-        self.inputs, self.outputs, self._name, self._device = tuple(inputs), tuple(outputs), name, device
-        self._compiled, self._request = compiled_, compiled_.create_infer_request()
+        super().__init__(compiled_.create_infer_request(), inputs, outputs, device.cores)
+        self._name, self._device = name, device
         self._read = _read_inputs(name, compiled_, self.inputs)
         for port, given in zip(self.outputs, compiled_.outputs, strict=True):
             _check(name, port, given)
@@ -74,14 +63,9 @@ class OpenvinoStage(StageRunner):
         self.open = [index for index, given in enumerate(compiled_.outputs) if given.partial_shape.is_dynamic]
         self._wide = [index for index, port in enumerate(self.inputs) if port.dtype == "int64"]
 
-    def bind(self) -> None:
-        bind(self._device.cores)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(self, request: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute a frame; raise RunError also for what is beyond the integers of OpenVINO, which have 32 bits."""
-        request, tensor = self._request, openvino().Tensor  # a run that still goes on keeps it until it ends
-        if request is None:
-            raise RunError("the stage was closed; make a new one")
+        tensor = openvino().Tensor
         for index in self._wide:
             if inputs[index].min(initial=0) < _INT32.min or inputs[index].max(initial=0) > _INT32.max:
                 raise RunError(
@@ -110,26 +94,17 @@ class OpenvinoStage(StageRunner):
 
         Nodes have to be called NODE and their index. None are known of a device that does not tell what it runs.
         """
-        try:
-            infos = {op.get_friendly_name(): op.get_rt_info() for op in self._compiled.get_runtime_model().get_ops()}
-        except RuntimeError:
-            return {}
-
-        def nodes(info: Any) -> list[int]:
-            return sorted({int(node) for node in _NODE.findall(info["originalLayersNames"].astype(str))})
-
-        return {
-            name: (nodes(info), info["layerType"].astype(str))
+        infos = {op.get_friendly_name(): op.get_rt_info() for op in _running(self.made.get_compiled_model())}
+        texts = {
+            name: (info["originalLayersNames"].astype(str), info["layerType"].astype(str))
             for name, info in infos.items()
             if "originalLayersNames" in info
         }
+        return {name: (sorted(set(map(int, _NODE.findall(text)))), kind) for name, (text, kind) in texts.items()}
 
     def layers_s(self) -> Mapping[str, float]:
         """Return the seconds of each layer in the last run."""
-        return {layer.node_name: layer.real_time.total_seconds() for layer in self._request.get_profiling_info()}
-
-    def close(self) -> None:
-        self._request = self._compiled = None
+        return {layer.node_name: layer.real_time.total_seconds() for layer in self.made.get_profiling_info()}
 
 
 def _parsed(content: bytes) -> Any:
@@ -182,16 +157,21 @@ def _copied(compiled_: Any, read: Sequence[int]) -> list[tuple[int, int]]:
     """Return outputs that are inputs as they are, each with the input: OpenVINO leaves the buffer that it is given."""
     places = {port.get_node().get_friendly_name(): read[place] for place, port in enumerate(compiled_.inputs)}
     results = {port.get_node().get_friendly_name(): index for index, port in enumerate(compiled_.outputs)}
-    try:
-        nodes = [node for node in compiled_.get_runtime_model().get_ops() if node.get_friendly_name() in results]
-    except RuntimeError:  # not every device tells what it runs
-        return []
+    nodes = [node for node in _running(compiled_) if node.get_friendly_name() in results]
     sources = [(results[node.get_friendly_name()], node.input_values()[0].get_node()) for node in nodes]
     return [
         (index, places[source.get_friendly_name()])
         for index, source in sources
         if source.get_type_name() == "Parameter"
     ]
+
+
+def _running(compiled_: Any) -> list[Any]:
+    """Return the nodes that run; none of a device that does not tell."""
+    try:
+        return list(compiled_.get_runtime_model().get_ops())
+    except RuntimeError:
+        return []
 
 
 @cache
@@ -206,8 +186,7 @@ def openvino() -> Any:
 @cache
 def core() -> Any:
     """Return OpenVINO, which counts the cores of the thread that loads it: all of this process."""
-    with ThreadPoolExecutor(1, initializer=bind, initargs=(tuple(CORES),)) as pool:
-        return pool.submit(openvino().Core).result()
+    return made_on(tuple(CORES), openvino().Core)
 
 
 def error_reason(error: Exception) -> str:
@@ -222,26 +201,31 @@ def serve(order: bytes, channel: socket.socket) -> None:
 
     A model is asked for by its name, the target, its inputs, its outputs and all its tensors; it computes a frame.
     """
+    answer(channel, lambda question, content: _tried(content, *question) if question else _listed())
 
-    def answered(question: list[Any], content: bytes) -> object:
-        if question:
-            name, target, *ports = question
-            device = Device(name, target=target)
-            taken, given, tensors = (msgspec.convert(each, list[Port]) for each in ports)
-            made = compiled(name, content, device, False)
-            check_tensors(name, content, {port.name: port for port in tensors})
-            stage = OpenvinoStage(name, made, taken, given, device)
-            frame = [port.buffer() for port in taken]
-            for array in frame:
-                array.fill(0)
-            # Of zeros an open output may have no elements, which is no fault of the model.
-            with suppress(RunError) if stage.open else nullcontext():
-                stage.run(frame, [port.buffer() for port in given])
-            return list(stage.layers().values())
-        devices = {name: core().get_property(name, "SUPPORTED_PROPERTIES") for name in core().available_devices}
-        return {
-            name: (core().get_property(name, "FULL_DEVICE_NAME"), [key for key in keys if keys[key] != "RO"])
-            for name, keys in devices.items()
-        }
 
-    answer(channel, answered)
+def _listed() -> dict[str, tuple[str, list[str]]]:
+    """Return each device's full name, and the properties that can be set."""
+    devices = {name: core().get_property(name, "SUPPORTED_PROPERTIES") for name in core().available_devices}
+    return {
+        name: (core().get_property(name, "FULL_DEVICE_NAME"), [key for key in keys if keys[key] != "RO"])
+        for name, keys in devices.items()
+    }
+
+
+def _tried(content: bytes, name: str, target: str, *ports: object) -> list[tuple[list[int], str]]:
+    device = Device(name, target=target)
+    taken, given, tensors = (msgspec.convert(each, list[Port]) for each in ports)
+    made, known = compiled(name, content, device, False), {port.name: port for port in tensors}
+    for operator in _parsed(content).get_ops():
+        for output in operator.outputs():
+            for tensor in known.keys() & output.get_names():
+                _check(name, known[tensor], output)
+    stage = OpenvinoStage(name, made, taken, given, device)
+    frame = [port.buffer() for port in taken]
+    for array in frame:
+        array.fill(0)
+    # Of zeros an open output may have no elements, which is no fault of the model.
+    with suppress(RunError) if stage.open else nullcontext():
+        stage.run(frame, [port.buffer() for port in given])
+    return list(stage.layers().values())

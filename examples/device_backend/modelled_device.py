@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 
-from tvm_pipeline.backends import Array, Backend, Order, Port, Seconds, StageRunner
-from tvm_pipeline.backends.operator_timing import OperatorTimer
-from tvm_pipeline.backends.ports import frame_of_noise
+from tvm_pipeline.backends import Array, Backend, Order, Port, Seconds
+from tvm_pipeline.backends.engine import EngineStage
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_model import OnnxModel
 
 _log = logging.getLogger(__name__)
@@ -43,34 +41,18 @@ class Memory:
 
 
 class ModelledModel(OnnxModel):
-    """An ONNX file with a kernel for each operator."""
+    """An ONNX file, any part of which the device computes."""
 
     def __init__(self, model: Model, order: Order = "listed") -> None:
         super().__init__(model, order)
-        names = [operator.name for operator in self.graph.operators]
+        self.stage([operator.name for operator in self.graph.operators], Device("accelerator", "modelled"))
+
+    def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> ModelledStage:
         try:
-            self._kernels = {name: ReferenceEvaluator(self.file.part([name])) for name in names}
+            kernels = ReferenceEvaluator(content)
         except Exception as error:  # onnx raises errors of many kinds, without a common root
-            raise ModelError(f"{model.name}: the modelled device cannot run it: {error}") from error
-        self._timer = OperatorTimer(self.graph, self.stage, self.values, self.time_transfers)
-
-    def compute(self, operators: Sequence[str], tensors: dict[str, Array]) -> dict[str, Array]:
-        """Run operators on tensors by name; return these with what the operators write."""
-        for operator in (operator for operator in self.graph.operators if operator.name in operators):
-            kernel = self._kernels[operator.name]
-            results = kernel.run(None, {name: tensors[name] for name in operator.inputs})
-            tensors |= zip(kernel.output_names, map(np.asarray, results), strict=True)
-        return tensors
-
-    def values(self) -> Mapping[str, Array]:
-        return self.compute(list(self._kernels), frame_of_noise(self.graph))
-
-    def stage(self, operators: Sequence[str], device: Device) -> ModelledStage:
-        check_stage(self.graph, operators)
-        return ModelledStage(self, operators)
-
-    def time_operators(self, device: Device, repeats: int) -> Seconds:
-        return self._timer.seconds(device, repeats)
+            raise ModelError(f"{self.graph.name}: the modelled device cannot run it: {error}") from error
+        return ModelledStage((kernels, Memory(inputs)), inputs, outputs, ())
 
     def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> tuple[Seconds, Seconds]:
         received, sent = np.empty((2, repeats, len(sizes_bytes)))
@@ -87,31 +69,21 @@ class ModelledModel(OnnxModel):
                 sent[row, column] = time.perf_counter() - uploaded
         return received, sent
 
-    def close(self) -> None:
-        self._timer.close()
 
-
-class ModelledStage(StageRunner):
+class ModelledStage(EngineStage):
     """Uploads its inputs, runs its kernels, and downloads its outputs."""
 
-    def __init__(self, model: ModelledModel, operators: Sequence[str]) -> None:
-        self.inputs, self.outputs = (tuple(map(Port.of, ends)) for ends in slice_ends(model.graph, operators))
-        self._model, self._operators = model, operators
-        self._memory: Memory | None = Memory(self.inputs)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        memory = self._memory
-        if memory is None:
-            raise RunError("the stage was closed; make a new one")
+    def compute(
+        self, made: tuple[ReferenceEvaluator, Memory], inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        kernels, memory = made
         for port, array in zip(self.inputs, inputs, strict=True):
             memory.upload(port, array)
         with QUEUE:
-            memory.tensors = self._model.compute(self._operators, memory.tensors)
+            results = kernels.run(None, {port.name: memory.tensors[port.name] for port in self.inputs})
+        memory.tensors |= zip(kernels.output_names, map(np.asarray, results), strict=True)
         for port, array in zip(self.outputs, outputs, strict=True):
             memory.download(port, array)
-
-    def close(self) -> None:
-        self._memory = None  # a run that still goes on keeps it until it ends
 
 
 class ModelledBackend(Backend):

@@ -52,12 +52,12 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2998,
+    "tvm_pipeline/backends": 3320,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3195,
     "tvm_pipeline/core": 3465,
     "tvm_pipeline/cost": 2380,
-    "tvm_pipeline/frontends": 2985,
+    "tvm_pipeline/frontends": 2817,
     "tvm_pipeline/memory": 3100,
     "tvm_pipeline/planning": 12_180,
     "tvm_pipeline/power": 800,
@@ -67,9 +67,9 @@ MOST_LINES = {
     "tvm_pipeline/solvers": 280,
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/workflow": 2775,
-    "backends/tvm_pipeline_edgetpu": 3420,
-    "backends/tvm_pipeline_onnxruntime": 565,
-    "backends/tvm_pipeline_openvino": 570,
+    "backends/tvm_pipeline_edgetpu": 3344,
+    "backends/tvm_pipeline_onnxruntime": 471,
+    "backends/tvm_pipeline_openvino": 539,
     "backends/tvm_pipeline_tvm": 18_920,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_165,

@@ -240,8 +240,8 @@ def test_replicas_share_the_weights_and_compute_at_the_same_time(tmp_path: Path)
     with closing(backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE])) as compiled:
         names = [operator.name for operator in compiled.graph.operators]
         stages = [compiled.stage(names, replace(DEVICE, cores=(core,))) for core in (CORES[0], CORES[-1])]
-        assert stages[0]._session is stages[1]._session
-        assert compiled.stage(names[:2], DEVICE)._session is not stages[0]._session
+        assert stages[0].made is stages[1].made
+        assert compiled.stage(names[:2], DEVICE).made is not stages[0].made
         frame = frame_of_noise(compiled.graph)
         inputs = [frame[port.name] for port in stages[0].inputs]
         outputs = [[port.buffer() for port in stage.outputs] for stage in stages for _ in range(8)]

@@ -27,13 +27,14 @@ from onnx import helper
 from tests.support import fake_provider
 from tests.support.onnx_models import onnx_bytes, write_picture_net
 from tvm_pipeline import load
+from tvm_pipeline.backends import engine
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlanError, PlatformError
-from tvm_pipeline_onnxruntime import OnnxruntimeBackend, backend, onnxruntime_model
+from tvm_pipeline_onnxruntime import OnnxruntimeBackend, backend
 
 CORES = sorted(os.sched_getaffinity(0))
 CPU = Device("cpu0", "onnxruntime", (CORES[0],), "cpu")
@@ -147,7 +148,7 @@ def test_a_provider_with_cores_is_held_there_by_a_process(
     made: list[Device] = []
     with closing(faking.compile(model, [CPU])) as compiled:
         monkeypatch.setattr(compiled, "isolated_stage", lambda operators, device: made.append(device))
-        monkeypatch.setattr(onnxruntime_model, "CORES", frozenset((*CORES, max(CORES) + 1)))
+        monkeypatch.setattr(engine, "CORES", frozenset((*CORES, max(CORES) + 1)))
         names = [operator.name for operator in compiled.graph.operators]
         held = Device("npu", "onnxruntime", tuple(CORES), f"{fake_provider.NAME} fail=Nothing")
         compiled.stage(names, held)

@@ -31,6 +31,7 @@ from tests.support.graphs import random_order
 from tests.support.onnx_models import onnx_bytes, write_picture_net
 from tests.support.threads import cores_of_work, ticks
 from tvm_pipeline import load
+from tvm_pipeline.backends import engine
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Tensor
@@ -38,7 +39,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
 from tvm_pipeline.testing import check_backend
-from tvm_pipeline_openvino import OpenvinoBackend, backend, openvino_model, stages
+from tvm_pipeline_openvino import OpenvinoBackend, backend, stages
 
 CORES = sorted(os.sched_getaffinity(0))
 DEVICE = Device("cpu0", "openvino", (CORES[0],), "CPU")
@@ -195,7 +196,7 @@ def test_all_cores_are_in_this_process_and_others_in_one_of_their_own(monkeypatc
         with closing(compiled.stage(names, device)) as stage:
             assert isinstance(stage, stages.OpenvinoStage)
         here = in_stages(compiled, [names], frame, device)
-        monkeypatch.setattr(openvino_model, "CORES", frozenset((*CORES, max(CORES) + 1)))
+        monkeypatch.setattr(engine, "CORES", frozenset((*CORES, max(CORES) + 1)))
         apart = compiled.stage(names, device) if len(CORES) > 1 else compiled.isolated_stage(names, device)
         with closing(apart) as stage:
             assert not isinstance(stage, stages.OpenvinoStage)

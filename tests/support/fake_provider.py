@@ -85,6 +85,6 @@ def install(set_: Any = setattr) -> None:
 def serve(order: bytes, channel: socket.socket) -> None:
     """Be the child that tries providers, with this one."""
     install()
-    from tvm_pipeline_onnxruntime import providers
+    from tvm_pipeline_onnxruntime import sessions
 
-    providers.serve(order, channel)
+    sessions.serve(order, channel)

@@ -4,12 +4,13 @@ The names below are what a backend imports.
 
 contract.py          what a backend, its models and its stages are; read it first
 ports.py             how tensors lie in host memory where they enter or leave a stage
-cores.py             the name of the processor, and the check of a device's CPU cores
+cores.py             the processor, the check of a device's CPU cores, and threads that keep to them
 registry.py          installed backends, the devices they find, and which of them compiles for a platform
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 carried.py           a compiled model whose state goes from frame to frame
 batched.py           a compiled model whose calls compute several frames
 stage_process.py     a stage in a process of its own
+engine.py            the bases of an engine's backend, of its models and of its stages
 trial.py             a child that loads an engine first
 engine_targets.py    targets of engines
 operator_timing.py   seconds of operators that run as stages of their own

@@ -1,7 +1,7 @@
 """Whether engines compute the same: each operator on each of them, from the same tensors, before they are timed.
 
 Engines round differently, and one may have a fault. What differs by more than `closeness.py` allows for the type is
-named, and stays on other devices. Its caller is `sliced.py`.
+named, and stays on other devices. Its callers are `sliced.py`, and children that try an engine first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tvm_pipeline.backends.closeness import difference, roundings_of
-from tvm_pipeline.backends.contract import Array, StageRunner
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.errors import ModelError, PipelineError
 
 
 def disagreement(
@@ -41,3 +41,14 @@ def disagreement(
         if not is_close(roundings_of(kinds)):
             return f"its result {port.name} is {apart}"
     return ""
+
+
+def check_results(
+    who: str, names: Sequence[str], expected: Sequence[Array], found: Sequence[Array], precision: str
+) -> None:
+    """Raise ModelError where `who` computes outputs otherwise than the CPU, which computed those expected."""
+    for name, one, other in zip(names, expected, found, strict=True):
+        port = Port(name, one.shape, str(one.dtype))
+        apart = difference((port, one), (port, other), precision)
+        if not apart.is_close_behind_a_cut(0):
+            raise ModelError(f"{who} computes something else than the CPU: {name} is {apart}")

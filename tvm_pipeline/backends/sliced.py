@@ -287,16 +287,19 @@ class SlicedModel(Delegating):
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         """Return the bytes that the contract describes; raise as `stage` does."""
-        if device.backend == self._lead:
-            return super().activation_bytes(operators, device)
-        compiled = self._compile_slice(self._slicer.cut(operators), device)
-        return compiled.activation_bytes(_operators(compiled), device)
+        compiled, own = self._compiled_on(operators, device)
+        return compiled.activation_bytes(own, device)
 
     def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena | None:
+        compiled, own = self._compiled_on(operators, device)
+        return compiled.stage_arena(own, device)
+
+    def _compiled_on(self, operators: Sequence[str], device: Device) -> tuple[CompiledModel, Sequence[str]]:
+        """Return the model that has a stage on a device, and what it calls the stage's operators."""
         if device.backend == self._lead:
-            return super().stage_arena(operators, device)
+            return self.inner, operators
         compiled = self._compile_slice(self._slicer.cut(operators), device)
-        return compiled.stage_arena(_operators(compiled), device)
+        return compiled, _operators(compiled)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators).
@@ -306,11 +309,10 @@ class SlicedModel(Delegating):
         """
         if device.backend == self._lead:
             seconds = super().time_operators(device, repeats)
-            seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
-            return seconds
-        if (whole := self._whole_on(device)) is not None:
+        elif (whole := self._whole_on(device)) is not None:
             return self._timed_within(whole, device, repeats)
-        seconds = self._timer.seconds(device, repeats)
+        else:
+            seconds = self._timer.seconds(device, repeats)
         seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
         return seconds
 

@@ -9,7 +9,6 @@ onnx_types.py         numpy's names of the types of their tensors
 onnx_graph.py         an ONNX file as an operator graph, and cut into files
 onnx_magnitudes.py    how large the integers of its tensors can be
 onnx_model.py         an ONNX file as a compiled model, for backends that run it as it is
-onnx_engine.py        the bases of a backend that is an engine for ONNX files, and of its models
 onnx_folding.py       constants, and what depends on shapes alone, as weights
 onnx_walk.py          what TVM cannot take of them, with the operator's name
 onnx_shapes.py        what to write for shapes that they leave open

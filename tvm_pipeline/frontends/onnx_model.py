@@ -1,23 +1,24 @@
-"""An ONNX file as a compiled model: the base for backends that run the operators of the file as they are.
+"""An ONNX file as a compiled model: the base for backends that run parts of the file as they are.
 
-Next: `onnx_graph.py`, which reads and cuts the file.
+Next: `onnx_graph.py`, which reads and cuts the file, and `backends/engine.py`, which runs what is cut.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, ModelSlice, Order
+from tvm_pipeline.backends.contract import Array, ModelSlice, Order, Port
+from tvm_pipeline.backends.engine import EngineModel
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.errors import BundleError, ModelError
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, ModelError, RunError
 from tvm_pipeline.frontends.onnx_graph import OnnxGraph
 
 _MODEL_FILE, _SETTINGS_FILE = "model.onnx", "settings.json"
@@ -33,8 +34,8 @@ class _Settings(msgspec.Struct):
     joined: list[list[int]] = []
 
 
-class OnnxModel(CompiledModel):
-    """A compiled model that is its file, and cuts it; a backend adds `stage`, `time_operators` and `values`.
+class OnnxModel(EngineModel):
+    """A compiled model that is its file, and cuts it; a backend adds `runner`.
 
     Args:
         model: of the format onnx; its inputs fix what the file leaves open.
@@ -51,11 +52,34 @@ class OnnxModel(CompiledModel):
 
     def __init__(self, model: Model, order: Order = "listed", joined: Sequence[Sequence[int]] = ()) -> None:
         self.file = OnnxGraph(model, joined, self.takes_narrow)
-        self.graph, self.order = self.file.graph, order
+        super().__init__(self.file.graph, order)
 
-    @abstractmethod
+    def content(self, operators: Sequence[str], device: Device) -> bytes:
+        return bytes(self.file.part(operators).SerializeToString())
+
+    def numbered(self, operators: Sequence[str] = (), prefix: str = "") -> bytes:
+        """Return operators, or all, as a file whose nodes are named by their indices in the whole file."""
+        names = [one.name for one in self.graph.operators if not operators or one.name in operators]
+        part = self.file.part(names)
+        indices = (index for name in names for index in self.file.indices[name])
+        for index, node in zip(indices, part.graph.node, strict=True):
+            node.name = f"{prefix}{index}"
+        return bytes(part.SerializeToString())
+
     def values(self) -> Mapping[str, Array]:
-        """Return every tensor of one frame of noise, by name."""
+        names = [operator.name for operator in self.graph.operators]
+        inner = [tensor for operator in self.graph.operators for tensor in operator.outputs]
+        content = self.file.part(names, inner).SerializeToString()
+        taken, given = self.ends()[0], tuple(map(Port.of, inner))
+        frame, found = frame_of_noise(self.graph), {port.name: port.buffer() for port in given}
+        made = self.runner(content, taken, given, Device(self.graph.name, cores=()))
+        try:
+            made.run([frame[port.name] for port in taken], list(found.values()))
+        except RunError as error:
+            raise ModelError(f"{error}; it was a frame of noise") from error
+        finally:
+            made.close()
+        return {**frame, **found}
 
     def slicer(self) -> OnnxModel:
         return self
