@@ -5,7 +5,8 @@
     python benchmarks/loadgen.py --short                          # one small network, briefly: proves that it works
 
 Each turn is a test of LoadGen in a process of its own. The systems take turns in each round. A peer has the setting
-that its makers advise for the scenario: for SingleStream all cores for one frame, else a frame for each core. A ratio
+that its makers advise for the scenario: for SingleStream all cores for one frame, else a frame for each core. Ours is
+the plan of the engines that compete (`--engines`), these two among them. A ratio
 is the median over rounds of what the two did in one round, as rates; above 1 ours is the better one.
 
 LoadGen and the peers must be installed: pip install -e '.[loadgen,openvino,onnxruntime]'.
@@ -166,7 +167,8 @@ def race(name: str, options: argparse.Namespace) -> None:
         network = network_file(model, folder)
         plans = {}
         for objective in ("latency", "throughput"):
-            with tp.compile(model, devices="cpu", objective=objective, verify_s=options.verify) as pipe:
+            asked = {"engines": options.engines, "objective": objective, "verify_s": options.verify}
+            with tp.compile(network, devices="cpu", **asked) as pipe:
                 pipe.save(folder / f"{objective}.tar")
                 plans[objective] = repr(pipe)
                 frames = samples(pipe.bundle.graph)
@@ -203,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(NETWORKS), help="names that networks.py knows")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--engines", default="tvm,openvino,onnxruntime", help="that compete; tvm is TVM alone")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a test, at least")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="one small network, briefly: proves that it works")
@@ -211,6 +214,7 @@ def main() -> None:
     loadgen()
     if options.short:
         options.models, options.seconds, options.rounds, options.verify = ["branching"], 0.2, 1, 0.0
+        options.engines = "tvm"
         options.scenarios = ["SingleStream", "Offline"]  # one for each plan
     for name in options.models:
         race(name, options)

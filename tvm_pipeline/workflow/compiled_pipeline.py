@@ -118,6 +118,7 @@ def compile(
     params: dict[str, Any] | None = None,
     *,
     devices: str | Path = "auto",
+    engines: str = "",
     objective: Objective = "throughput",
     stages: int | None = None,
     input_shapes: Shapes | None = None,
@@ -133,6 +134,8 @@ def compile(
         params: the parameters of a module, by name.
         devices: what may run the model: "auto" for all that this machine has; kinds or names of its devices, such as
             "cpu,gpu"; or a platform file, as `tvm-pipeline devices -o` writes it.
+        engines: those that compete for each stage, such as "tvm,openvino,onnxruntime"; without it, TVM and the engines
+            that a platform file names.
         objective: throughput, latency, energy, or one of bytes; see `Problem`.
         stages: how many the plan has; any number without it.
         input_shapes: of inputs whose shape the file leaves open.
@@ -148,7 +151,7 @@ def compile(
     Raises:
         ModelError: the model cannot be read or compiled.
         PlatformError: the platform file does not fit this machine.
-        OptionError: there is no such objective, or no such device.
+        OptionError: there is no such objective, device or engine.
         NoPlanError: no plan keeps within the devices' memory.
 
     Examples:
@@ -170,7 +173,9 @@ def compile(
     source = model if isinstance(model, (str, Path, Model)) else _of_module(model, params or {})
 
     def compiled_again(source: str | Path | Model, shapes: Shapes | None = None) -> Compiled:
-        return compile_source(source, shapes, platform, devices=chosen, tolerance=tolerance, weights=weights)
+        return compile_source(
+            source, shapes, platform, devices=chosen, engines=engines, tolerance=tolerance, weights=weights
+        )
 
     def decided(made: Compiled, problem: Problem) -> Planned:
         decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
