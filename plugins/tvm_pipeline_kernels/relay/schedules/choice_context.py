@@ -25,7 +25,7 @@ from tvm_pipeline_kernels.relay.schedules.device_choices import (
     config_of,
     workload_of_text,
 )
-from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tiles import ARM_REGISTERS, Cores
 from tvm_pipeline_kernels.winograd import KERNEL
 
 # Of a library, whose target is one of CPU cores, or of GPUs.
@@ -35,9 +35,9 @@ AnyChoices: TypeAlias = Mapping[Any, AnyChoice]
 
 
 def current_cores() -> Cores:
-    """Return the cores of the current target: AVX-512 and aarch64 have 32 registers."""
+    """Return the cores of the current target."""
     lanes = get_simd_32bit_lanes()
-    return Cores(lanes, 32 if lanes == 16 or target_has_features("fp-armv8") else 16)
+    return Cores(lanes, 32 if lanes == 16 else ARM_REGISTERS if target_has_features("fp-armv8") else 16)
 
 
 def chosen(config: Any, template: str) -> Choice | None:

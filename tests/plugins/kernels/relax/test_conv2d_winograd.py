@@ -105,12 +105,12 @@ def check_values(
     return form
 
 
-@pytest.mark.parametrize("mcpu", ["cortex-a53", "cortex-a72", "neoverse-n1"])
+@pytest.mark.parametrize("mcpu", ["cortex-a72", "neoverse-n1"])
 def test_sums_stay_in_vector_registers_of_arm(mcpu: str) -> None:
     target = arm(mcpu)
-    [form, *_] = winograd.winograd_rule(64, 64, 4, 14, 14, cores_of(target).registers)
-    weights = np.zeros((64, 64, 3, 3), "float32")
-    arrays = [np.zeros(shape, "float32") for shape in ((1, 16, 14, 14, 4), (1, 64, 1, 1), (1, 64, 14, 14))]
+    [form, *_] = winograd.winograd_rule(32, 32, 4, 28, 28, cores_of(target).registers)
+    weights = np.zeros((32, 32, 3, 3), "float32")
+    arrays = [np.zeros(shape, "float32") for shape in ((1, 8, 28, 28, 4), (1, 32, 1, 1), (1, 32, 28, 28))]
     arrays.insert(1, winograd.packed(weights, form.winograd, 4, 4))
     layer = partial(conv2d_winograd.compute, padding=(1, 1, 1, 1), form=form)
     library, *_ = kernel(conv2d_winograd, layer, arrays, "residual", 4, target)
