@@ -13,8 +13,9 @@ of noise goes through it operator by operator, in one stage, and in random cuts 
 3. In float32, the static rule takes Winograd's algorithm with the default tolerance, and adds no more than that to the
    error of direct sums against float64. With `--tolerance 0` no layer has it.
 
-The exit status is 1 if a network is not as required, and 2 where the machine cannot be set up. Nothing here says
-anything about speed. `emulated_machine.py` sets the machine up; Relay has `emulated.py`.
+At last, it counts the instructions of some layers, by direct sums and by the form that the static rule takes, which
+needs the extra `cross`. The exit status is 1 if a network is not as required, and 2 where the machine cannot be set up.
+Nothing here is a time. `emulated_machine.py` sets the machine up; Relay has `emulated.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -50,11 +53,14 @@ from tvm_pipeline_tvm.relax.compiled import RelaxModel
 from tvm_pipeline_tvm.relax.importer import import_model
 from tvm_pipeline_tvm.relax.reference import in_float64
 
+import tvm  # isort: skip
+
 PROCESSORS = ("cortex-a72", "cortex-a76")
 NETWORKS = (
     str(Path(__file__).parents[1] / "tests/edgetpu/data/mobilenet_v2_int8.tflite"),
     *("squeezenet", "resnet-18", "resnet-50", "centerface"),
 )
+LAYERS = ((16, 64, 28), (32, 32, 28), (64, 64, 14), (128, 128, 7), (256, 256, 4))  # channels, height and width
 CUTS = 3
 LIMIT = 1e-5  # of the largest value of a tensor of float32, in a network of int8
 Arrays = dict[str, Array]
@@ -73,6 +79,10 @@ def main() -> None:
     os.environ["PATH"] = f"{board.linkers}{os.pathsep}{os.environ['PATH']}"
     groups = [[*small()], *([load_lively(name)] for name in (() if options.short else options.models))]
     wrong = sum(compared(board, models, processor) for models in groups for processor in PROCESSORS)
+    for sizes in LAYERS[:1] if options.short else LAYERS:
+        direct, faster = instructions(board, *sizes)
+        told = f"{direct} instructions by direct sums, {faster} by Winograd's algorithm: {direct / faster:.2f}"
+        CONSOLE.print("emulated by QEMU: {} to {} channels @ {}: ".format(*sizes) + told)
     count = sum(map(len, groups))
     CONSOLE.print(f"emulated by QEMU: {count} networks on {len(PROCESSORS)} processors, {wrong} with wrong results")
     sys.exit(1 if wrong else 0)
@@ -167,6 +177,38 @@ def near(model: Model, made: Sequence[RelaxModel], place: Path) -> tuple[bool, s
 def by_winograd(library: Library) -> int:
     """Return how many layers Winograd's algorithm computes."""
     return sum(relax_kernels().is_winograd(library.rules[call.function]) for call in library.calls)
+
+
+def instructions(board: Machine, inputs: int, outputs: int, extent: int) -> list[int]:
+    """Count those of a 3 x 3 convolution on a Cortex-A72: by direct sums, and by the static rule's form."""
+    from tests.plugins.kernels.relax.layers import blocked, kernel, program
+    from tvm_pipeline_kernels import winograd
+    from tvm_pipeline_kernels.relax.schedules import conv2d, conv2d_winograd
+    from tvm_pipeline_kernels.relax.schedules.cores import cores_of
+
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": PROCESSORS[0]})
+    cores, padding = cores_of(target), (1, 1, 1, 1)
+    [form, *_] = winograd.winograd_rule(inputs, outputs, cores.lanes, extent, extent, cores.registers)
+    image, weights = (np.ones(shape, "float32") for shape in ((1, inputs, extent, extent), (outputs, inputs, 3, 3)))
+    added = [np.ones(shape, "float32") for shape in ((1, outputs, 1, 1), (1, outputs, extent, extent))]
+    blocks = cores.lanes, cores.lanes
+    direct = partial(conv2d.compute, strides=(1, 1), padding=padding, dilation=(1, 1))
+    faster = partial(conv2d_winograd.compute, padding=padding, form=form)
+    counts = []
+    for rule, layer, packed in (
+        (conv2d, direct, conv2d.packed(weights, *blocks)),
+        (conv2d_winograd, faster, winograd.packed(weights, form.winograd, *blocks)),
+    ):
+        arrays = [blocked(image, cores.lanes), packed, *added]
+        library, read, result = kernel(rule, layer, arrays, "none", cores.lanes, target)
+        with tempfile.TemporaryDirectory() as folder:
+            made, given = program(Path(folder), library, [*read, result])
+            log = Path(folder, "log")  # a line for each instruction
+            command = [board.emulator, "-cpu", PROCESSORS[0], "-singlestep", "-d", "exec,nochain", "-D", str(log), made]
+            subprocess.run(command, input=given, stdout=subprocess.DEVNULL, check=True)
+            with log.open("rb") as lines:
+                counts.append(sum(line.startswith(b"Trace") for line in lines))
+    return counts
 
 
 def noise(tensor: Tensor) -> Array:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
+from tvm_ffi.libinfo import find_include_path
 
 from tvm_pipeline_kernels.relax.schedules import lowering
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
@@ -80,6 +84,16 @@ def kernel(
     rule.schedule(s, anchor, cores_of(target))
     library = tvm.compile(s.mod, target=target, tir_pipeline=lowering.PIPELINE)
     return library, read, np.full([int(extent) for extent in output.shape], np.nan, "float32")
+
+
+def program(folder: Path, library: Any, arrays: Sequence[np.ndarray]) -> tuple[str, bytes]:
+    """Return a program for Linux on aarch64 that runs a kernel once, and what it reads: all tensors."""
+    library.mod.write_to_file(str(folder / "kernel.o"), "o")
+    code = [str(Path(__file__).parents[3] / "support/aarch64_kernel.c"), str(folder / "kernel.o")]
+    options = ["-target", "aarch64-freestanding", "-nostdlib", "-O1", "-I", find_include_path()]
+    made = str(folder / "kernel")
+    subprocess.run([sys.executable, "-m", "ziglang", "cc", *options, *code, "-o", made], check=True)
+    return made, b"".join(np.array([each.ndim, *each.shape]).tobytes() + each.tobytes() for each in arrays)
 
 
 def convolution(

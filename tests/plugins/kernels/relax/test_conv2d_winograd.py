@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,6 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from tvm_ffi.libinfo import find_include_path
 
 from tests.plugins.kernels.relax.layers import (
     EPILOGUES,
@@ -30,6 +28,7 @@ from tests.plugins.kernels.relax.layers import (
     convolution,
     kernel,
     plain,
+    program,
     with_epilogue,
 )
 from tests.plugins.kernels.relax.test_conv2d import loops_of
@@ -138,13 +137,8 @@ def arm(mcpu: str) -> Any:
 def emulated(folder: Path, mcpu: str, *layer: Any) -> np.ndarray:
     """Return what a layer gives on a processor that QEMU emulates; `layer` is as `kernel` takes it."""
     library, read, result = kernel(*layer)
-    library.mod.write_to_file(str(folder / "kernel.o"), "o")
-    code = [str(Path(__file__).parents[3] / "support/aarch64_kernel.c"), str(folder / "kernel.o")]
-    options = ["-target", "aarch64-freestanding", "-nostdlib", "-O1", "-I", find_include_path()]
-    program = str(folder / "kernel")
-    subprocess.run([sys.executable, "-m", "ziglang", "cc", *options, *code, "-o", program], check=True)
-    tensors = b"".join(np.array([each.ndim, *each.shape]).tobytes() + each.tobytes() for each in (*read, result))
-    done = subprocess.run(["qemu-aarch64-static", "-cpu", mcpu, program], input=tensors, stdout=PIPE, check=True)
+    made, given = program(folder, library, [*read, result])
+    done = subprocess.run(["qemu-aarch64-static", "-cpu", mcpu, made], input=given, stdout=PIPE, check=True)
     return plain(np.frombuffer(done.stdout, "float32").reshape(result.shape))
 
 
