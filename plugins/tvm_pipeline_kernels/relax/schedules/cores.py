@@ -8,11 +8,8 @@ from tvm_pipeline_kernels.tiles import ARM_REGISTERS, Cores
 
 __all__ = ["Cores", "converts_float16", "cores_of"]
 
-_BY_FEATURE = {
-    "avx512bw": Cores(16, 32),
-    "avx2": Cores(8, 16),
-    "fp-armv8": Cores(4, ARM_REGISTERS),
-}  # the first there is
+# The first that a target has:
+_BY_FEATURE = {"avx512bw": Cores(16, 32), "avx2": Cores(8, 16), "fp-armv8": Cores(4, ARM_REGISTERS)}
 _FOURS = {16: ("avx512vnni",), 8: ("avxvnni", "avx512vnni")}  # by the lanes
 
 
