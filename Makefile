@@ -84,7 +84,7 @@ docs: $(VENV)/.docs-stamp
 
 # Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
 # Most take networks of relay.testing, so they run in the environment with Relay. gpu_acceptance.py runs those of GPUs on a machine lent for minutes.
-OTHER_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py relax_gpu.py tolerance.py first_frame.py export_networks.py gpu_acceptance.py)
+OTHER_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py relax_gpu.py tolerance.py first_frame.py emulated_relax.py export_networks.py gpu_acceptance.py)
 
 bench: $(VENV)/.stamp
 	$(MAKE) TVM=relay ready
@@ -92,6 +92,7 @@ bench: $(VENV)/.stamp
 	$(BIN)/python benchmarks/relax.py --relay .venv-relay/bin/python
 	$(BIN)/python benchmarks/tolerance.py
 	$(BIN)/python benchmarks/first_frame.py
+	$(BIN)/python benchmarks/emulated_relax.py
 
 clean:
 	rm -rf .venv .venv-relay $(VENV) out build dist site *.egg-info

@@ -58,6 +58,11 @@ class Machine:
         """A folder for the PATH of this machine, with the linker for code of the emulated one."""
         return self._folder / "bin"
 
+    @property
+    def emulator(self) -> str:
+        """QEMU, which runs a program of the emulated machine."""
+        return str(self._folder / "tools/usr/bin/qemu-aarch64-static")
+
     def command(self, *arguments: str) -> list[str]:
         """Return the command that runs Python there."""
         return [str(self._folder / "python"), *arguments]

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs/figures.md"
 TOOLS = {
     *("int8_models.py", "loads.py", "export_networks.py", "export_swiftnet.py", "relax_worker.py", "relax_gpu.py"),
     "gpu_acceptance.py",  # of a machine with a GPU; the steps that it runs have figures
-    *("emulated_board.py", "emulated_int8.py"),  # of root, a mirror of Debian and minutes
+    *("emulated_board.py", "emulated_relax.py"),  # of root, a mirror of Debian and minutes
 }
 MACHINES = {
     "A": "a shared virtual machine with 2 x86-64 cores (AMD EPYC, AVX2), TVM 0.19, `-mcpu=x86-64-v3`",

@@ -14,7 +14,9 @@ runs by:
 Four things bound the speed of that loop, and the best tile balances them:
 
 1. *Registers.* All sums, the weights and one broadcast must fit, or the compiler spills sums to memory. A core has 32
-   vector registers with AVX-512, and 16 with AVX2.
+   vector registers with AVX-512 and on aarch64, and 16 with AVX2. On aarch64 a tile leaves four of them free, since no
+   multiply-add reads memory: LLVM loads inputs ahead, and spilled sums of fuller tiles. A product of vectors then took
+   2.0 to 2.4 instructions, and takes 1.5 to 1.7.
 2. *Latency.* A sum depends on the one before it. With two multiply-add units of 4 to 5 cycles each, fewer than about
    10 independent sums leave units idle.
 3. *Loads.* The loop loads `chunks` weights and `rows * columns` inputs for `chunks * rows * columns` products. Weights
@@ -37,6 +39,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+ARM_REGISTERS = 28
 SUMS_TO_HIDE_LATENCY = 10  # 2 units, each with a latency of 4 to 5 cycles
 CYCLES_PER_WEIGHT, CYCLES_PER_INPUT = 0.2, 0.25  # what a load costs beside a product, in products
 CYCLES_PER_STREAM = 0.15  # what a place costs that is read and stored to
@@ -65,7 +68,7 @@ class Cores(NamedTuple):
 
     Attributes:
         lanes: float32 numbers in a vector.
-        registers: of vectors.
+        registers: of vectors, that a tile may fill.
         bytes_at_once: products of bytes that one instruction adds up in each lane: 4 with VNNI and with dot products of
             aarch64, 2 (as words) with other x86, else 1 (as words).
         signed: whether that instruction takes data with a sign.

@@ -290,7 +290,7 @@ def test_what_a_gpu_shares_is_computed_in_float32() -> None:
 
 @pytest.mark.needs("linker for AArch64")
 def test_aarch64_has_the_operators_of_x86_in_integers() -> None:
-    """So stages of one model may run on either; `benchmarks/emulated_int8.py` compares what they compute."""
+    """So stages of one model may run on either; `benchmarks/emulated_relax.py` compares what they compute."""
     targets = [f"llvm -mcpu={MCPU[4]}", *AARCH64]
     net = nets("int8")[1].conv(8, (3, 3))
     compiled = RelaxModel.compile(net.model(), targets, lambda _: None, elsewhere=dict.fromkeys(AARCH64, "a board"))

@@ -124,6 +124,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "aarch64-linux-gnu-ld": (_program("aarch64-linux-gnu-ld"), "apt install binutils-aarch64-linux-gnu"),
     "x86_64-linux-gnu-ld": (_program("x86_64-linux-gnu-ld"), "apt install binutils-x86-64-linux-gnu"),
     "ld.lld": (_program("ld.lld"), "apt install lld"),
+    "qemu-aarch64-static": (_program("qemu-aarch64-static"), "apt install qemu-user-static"),
     "ziglang": (_module("ziglang"), "pip install '.[cross]'"),
     "linker for AArch64": (
         lambda: _program("aarch64-linux-gnu-ld", "ld.lld")() or find_spec("ziglang"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tvm.target import Target, codegen
 
-from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tiles import ARM_REGISTERS, Cores
 
 __all__ = ["Cores", "converts_float16", "cores_of"]
 
-_BY_FEATURE = {"avx512bw": Cores(16, 32), "avx2": Cores(8, 16), "fp-armv8": Cores(4, 32)}  # the first that there is
+# The first that a target has:
+_BY_FEATURE = {"avx512bw": Cores(16, 32), "avx2": Cores(8, 16), "fp-armv8": Cores(4, ARM_REGISTERS)}
 _FOURS = {16: ("avx512vnni",), 8: ("avxvnni", "avx512vnni")}  # by the lanes
 
 

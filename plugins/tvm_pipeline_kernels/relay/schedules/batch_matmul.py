@@ -18,12 +18,11 @@ from typing import Any
 
 import tvm
 from tvm import te
-from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline_kernels.relay.schedules.anchor import anchors
-from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.tiles import matrix_tile
 
 TAG = "own_batch_matmul"
@@ -45,10 +44,10 @@ def compute(
     (lefts, *of_left), (rights, *of_right) = shapes
     rows, terms = reversed(of_left) if transpose_left else of_left
     columns = of_right[0] if transpose_right else of_right[1]
-    lanes = get_simd_32bit_lanes()
-    if columns < lanes or rows == 1:
+    cores = current_cores()
+    if columns < cores.lanes or rows == 1:
         return None
-    tile = matrix_tile(rows, columns, lanes, REGISTERS[lanes])
+    tile = matrix_tile(rows, columns, cores.lanes, cores.registers)
     blocks, steps = -(-columns // tile.columns), -(-rows // tile.rows)
 
     def packed_column(batch: Any, block: Any, term: Any, column: Any) -> Any:

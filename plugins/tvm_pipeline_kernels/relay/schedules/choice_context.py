@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from tvm import autotvm
 from tvm.autotvm.task.space import FallbackConfigEntity, OtherOptionEntity
+from tvm.target.codegen import target_has_features
 from tvm.target.x86 import get_simd_32bit_lanes
 
 from tvm_pipeline_kernels.choices import CONV2D, KNOBS, Choice, Choices, Workload, is_winograd, workload_of
@@ -24,10 +25,8 @@ from tvm_pipeline_kernels.relay.schedules.device_choices import (
     config_of,
     workload_of_text,
 )
-from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tiles import ARM_REGISTERS, Cores
 from tvm_pipeline_kernels.winograd import KERNEL
-
-REGISTERS = {16: 32, 8: 16, 4: 16}  # of a core, by the lanes of float32 in one
 
 # Of a library, whose target is one of CPU cores, or of GPUs.
 AnyWorkload: TypeAlias = Workload | DeviceWorkload
@@ -38,7 +37,7 @@ AnyChoices: TypeAlias = Mapping[Any, AnyChoice]
 def current_cores() -> Cores:
     """Return the cores of the current target."""
     lanes = get_simd_32bit_lanes()
-    return Cores(lanes, REGISTERS[lanes])
+    return Cores(lanes, 32 if lanes == 16 else ARM_REGISTERS if target_has_features("fp-armv8") else 16)
 
 
 def chosen(config: Any, template: str) -> Choice | None:

@@ -26,7 +26,7 @@ from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline_kernels.choices import CONV2D
 from tvm_pipeline_kernels.relay.schedules import lowering
-from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS, chosen
+from tvm_pipeline_kernels.relay.schedules.choice_context import chosen, current_cores
 from tvm_pipeline_kernels.tiles import Tile, byte_block, channel_block, register_tile
 
 
@@ -79,13 +79,13 @@ def schedule(
     if not applies(convolution, output):
         return False
     _, blocks, height, width, block = (int(extent) for extent in convolution.shape)
-    lanes = get_simd_32bit_lanes()
     choice = chosen(config, CONV2D)
     if choice:
         tile = Tile(*choice)
     else:
         block_bytes = 4 * math.prod(get_const_tuple(kernel.shape)[1:])
-        tile = register_tile(blocks, -(-block // lanes), height, width, REGISTERS[lanes], block_bytes)
+        cores = current_cores()
+        tile = register_tile(blocks, -(-block // cores.lanes), height, width, cores.registers, block_bytes)
     sums = s.cache_write(convolution, "global")
 
     column_outer = in_tiles(s, data, output, tile)

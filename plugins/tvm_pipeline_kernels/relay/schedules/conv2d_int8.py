@@ -26,7 +26,7 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.generic.conv2d import conv2d_alter_int8_common
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.relay.schedules.conv2d import in_tiles
 from tvm_pipeline_kernels.tiles import byte_block, register_tile
 from tvm_pipeline_tvm.relay.int8 import dot_product, has_vnni
@@ -94,7 +94,7 @@ def schedule(
         return False
     _, blocks, height, width, block = (int(extent) for extent in convolution.shape)
     lanes = min(get_simd_32bit_lanes(), block)
-    registers = REGISTERS[get_simd_32bit_lanes()] - (0 if has_vnni(lanes) else FOR_PAIRS)
+    registers = current_cores().registers - (0 if has_vnni(lanes) else FOR_PAIRS)
     block_bytes = math.prod(int(extent) for extent in kernel.shape[1:])
     tile = register_tile(blocks, block // lanes, height, width, registers, block_bytes)
     sums = s.cache_write(convolution, "global")

@@ -29,7 +29,7 @@ from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline_kernels.relay.schedules.anchor import anchors
-from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.tiles import Phases, channel_block, register_tile
 
 TAG = "conv2d_transpose_by_phases"
@@ -56,7 +56,7 @@ def _applies(data: te.Tensor, kernel: te.Tensor, strides: Any, out_dtype: str) -
     extents = [*get_const_tuple(data.shape), *get_const_tuple(kernel.shape)]
     is_known = all(isinstance(extent, int) for extent in extents)
     is_float = data.dtype == kernel.dtype == out_dtype == "float32"
-    return is_known and is_float and 2 * int(strides[1]) + 1 < REGISTERS[get_simd_32bit_lanes()]
+    return is_known and is_float and 2 * int(strides[1]) + 1 < current_cores().registers
 
 
 def compute(
@@ -129,7 +129,7 @@ def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None
     _, channels, _, stride, vectors, _ = (int(extent) for extent in by_phases.shape)
     lanes = get_simd_32bit_lanes()
     channel_bytes = 4 * math.prod(get_const_tuple(kernel.shape)) // channels
-    tile = register_tile(channels, stride, 1, vectors, REGISTERS[lanes], channel_bytes)
+    tile = register_tile(channels, stride, 1, vectors, current_cores().registers, channel_bytes)
     if isinstance(data.op, te.ComputeOp):
         s[data].parallel(s[data].fuse(*s[data].op.axis[:3]))
     sums = s.cache_write(by_phases, "global")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvm.autotvm.task.space import SplitEntity
-from tvm.target.x86 import get_simd_32bit_lanes
 
-from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.tiles import dense_tile
 
 FEW = 4  # tiles that one task computes at most, along each axis, where their number is even
@@ -23,8 +22,8 @@ def settle_tiles(config: Any, rows: Any, outputs: Any, terms: Any) -> bool:
     """Set the tiles of a dense layer (rows, terms) x (outputs, terms); return whether the layer was ours to settle."""
     if not all(isinstance(extent, int) for extent in (rows, outputs, terms)):
         return False
-    lanes = get_simd_32bit_lanes()
-    tile = dense_tile(rows, outputs, lanes, REGISTERS[lanes])
+    cores = current_cores()
+    tile = dense_tile(rows, outputs, cores.lanes, cores.registers)
     if tile is None:
         return False
     config["tile_y"] = _in_tasks(rows, tile.rows)

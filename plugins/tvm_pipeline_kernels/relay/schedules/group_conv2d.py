@@ -27,7 +27,7 @@ from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline_kernels.relay.schedules.anchor import anchors
-from tvm_pipeline_kernels.relay.schedules.choice_context import REGISTERS
+from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.tiles import channel_block, pixel_band, register_tile, stored_pixels
 
 TAG = "group_conv2d_by_pixels"
@@ -94,7 +94,7 @@ def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None
     height, width = get_const_tuple(output.shape)[2:]
     is_copied = isinstance(pixels.op, te.ComputeOp)
     band = height if is_copied else pixel_band(height, width, lanes)
-    tile = register_tile(each, 1, 1, math.ceil(band * width / lanes), REGISTERS[lanes], 4 * depth)
+    tile = register_tile(each, 1, 1, math.ceil(band * width / lanes), current_cores().registers, 4 * depth)
 
     image, channel, row, column = s[output].op.axis
     group, channel = s[output].split(channel, factor=each)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
+from tvm_ffi.libinfo import find_include_path
 
 from tvm_pipeline_kernels.relax.schedules import lowering
 from tvm_pipeline_kernels.relax.schedules.cores import cores_of
@@ -53,7 +57,17 @@ class _Numpy:
 def compiled(
     rule: Any, layer: Callable[..., Any], arrays: Sequence[np.ndarray], epilogue: str, block: int, target: Any
 ) -> np.ndarray:
-    """Return what a layer gives in one kernel that its rule scheduled.
+    """Return what a layer gives in one kernel; the arguments are those of `kernel`."""
+    library, read, result = kernel(rule, layer, arrays, epilogue, block, target)
+    held = [tvm.runtime.tensor(array) for array in (*read, result)]
+    library.jit()["main"](*held)
+    return plain(held[-1].numpy())
+
+
+def kernel(
+    rule: Any, layer: Callable[..., Any], arrays: Sequence[np.ndarray], epilogue: str, block: int, target: Any
+) -> tuple[Any, list[np.ndarray], np.ndarray]:
+    """Return a layer as one kernel that its rule scheduled, what the kernel reads, and an array for what it writes.
 
     Args:
         rule: the module of the rule.
@@ -62,17 +76,24 @@ def compiled(
         block: channels in a block of the output; 0 where it has none.
     """
     *read, bias, residual = arrays
-    added = [blocked(array, block) if block else array for array in (bias, residual)]
-    tensors = [te.placeholder(array.shape, array.dtype.name) for array in (*read, *added)]
+    read += [blocked(array, block) if block else array for array in (bias, residual)]
+    tensors = [te.placeholder(array.shape, array.dtype.name) for array in read]
     output = with_epilogue(epilogue, layer(*tensors[:-2]), *tensors[-2:])
     s = Schedule(te.create_prim_func([*tensors, output]))
     (anchor,) = (found for found in blocks_of(s) if s.get(found).annotations.get(RULE) == rule.NAME)
     rule.schedule(s, anchor, cores_of(target))
-    result = np.full([int(extent) for extent in output.shape], np.nan, "float32")
-    run = tvm.compile(s.mod, target=target, tir_pipeline=lowering.PIPELINE).jit()["main"]
-    held = [tvm.runtime.tensor(array) for array in (*read, *added, result)]
-    run(*held)
-    return plain(held[-1].numpy())
+    library = tvm.compile(s.mod, target=target, tir_pipeline=lowering.PIPELINE)
+    return library, read, np.full([int(extent) for extent in output.shape], np.nan, "float32")
+
+
+def program(folder: Path, library: Any, arrays: Sequence[np.ndarray]) -> tuple[str, bytes]:
+    """Return a program for Linux on aarch64 that runs a kernel once, and what it reads: all tensors."""
+    library.mod.write_to_file(str(folder / "kernel.o"), "o")
+    code = [str(Path(__file__).parents[3] / "support/aarch64_kernel.c"), str(folder / "kernel.o")]
+    options = ["-target", "aarch64-freestanding", "-nostdlib", "-O1", "-I", find_include_path()]
+    made = str(folder / "kernel")
+    subprocess.run([sys.executable, "-m", "ziglang", "cc", *options, *code, "-o", made], check=True)
+    return made, b"".join(np.array([each.ndim, *each.shape]).tobytes() + each.tobytes() for each in arrays)
 
 
 def convolution(

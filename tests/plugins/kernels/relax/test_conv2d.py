@@ -174,6 +174,17 @@ def test_sums_stay_in_registers_while_weights_are_fetched(
         assert not re.search(store, loop), f"sums are stored:\n{loop}"
 
 
+@pytest.mark.parametrize("mcpu", ["cortex-a72", "neoverse-n1"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_arm_has_registers_for_the_largest_tile(kernel: int, mcpu: str) -> None:
+    shapes = [(1, 16, 14, 14, 4), (16, 16, kernel, kernel, 4, 4), (1, 16, 1, 1, 4), (1, 16, 14, 14, 4)]
+    function = function_of(shapes, padding=(kernel // 2,) * 4)
+    loops = loops_of(built(function, tvm.target.Target({**ARM, "mcpu": mcpu})).mod.inspect_source("asm"))
+    multiplies, sums = max((len(re.findall(r"fmla\tv\d+\.4s", loop)), loop) for loop in loops)
+    assert multiplies > 8
+    assert not re.search(r"st\w+\tq", sums), f"sums are stored:\n{sums}"
+
+
 @pytest.mark.parametrize(("blocks", "height"), [(8, 5), (12, 1), (6, 9)])
 def test_each_chunk_fetches_the_weights_of_the_next_once(blocks: int, height: int) -> None:
     images, width, cores = 2, 3, Cores(16, 32)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from random import Random
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.plugins.kernels.relax.layers import EPILOGUES, blocked, compiled, convolution, with_epilogue
+from tests.plugins.kernels.relax.layers import (
+    EPILOGUES,
+    blocked,
+    compiled,
+    convolution,
+    kernel,
+    plain,
+    program,
+    with_epilogue,
+)
+from tests.plugins.kernels.relax.test_conv2d import loops_of
 from tests.relax.fused import MCPU, target_of
 from tests.support.examples import examples
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
@@ -46,8 +61,27 @@ Networks = Callable[[float], RelaxModel]
 def test_values_are_those_of_a_direct_convolution(
     lanes: int, batch: int, blocks: Any, extents: Any, padding: Any, epilogue: str, choice: int
 ) -> None:
-    target, draw = target_of(lanes), np.random.default_rng(0)
     inputs, outputs = (count * min(lanes, 8) for count in blocks)  # with AVX-512 also halves of vectors
+    check_values(compiled, target_of(lanes), batch, (inputs, outputs), extents, padding, epilogue, choice)
+
+
+def check_values(
+    run: Callable[..., np.ndarray],
+    target: Any,
+    batch: int,
+    channels: tuple[int, int],
+    extents: tuple[int, int],
+    padding: tuple[int, ...],
+    epilogue: str,
+    choice: int,
+) -> winograd.Winograd:
+    """Compare a layer with float64, and return the form that was chosen.
+
+    Args:
+        run: as `compiled`.
+        channels: read and written.
+    """
+    draw, (inputs, outputs), lanes = np.random.default_rng(0), channels, cores_of(target).lanes
     in_block, block = (channel_block(count, lanes) for count in (inputs, outputs))
     data = draw.standard_normal((batch, inputs, *extents)).astype("float32")
     weights = draw.standard_normal((outputs, inputs, 3, 3)).astype("float32")
@@ -56,7 +90,7 @@ def test_values_are_those_of_a_direct_convolution(
     registers = cores_of(target).registers
     forms = [f for _, f in sorted(winograd.winograd_forms(inputs, outputs, lanes, *sums.shape[2:], registers))]
     form = forms[choice % len(forms)]
-    found = compiled(
+    found = run(
         conv2d_winograd,
         lambda x, kernel: conv2d_winograd.compute(x, kernel, padding, form),
         [blocked(data, in_block), winograd.packed(weights, form.winograd, in_block, block), bias, residual],
@@ -67,6 +101,45 @@ def test_values_are_those_of_a_direct_convolution(
     expected = with_epilogue(epilogue, sums, bias, residual)
     limit = LIMIT[form.winograd] * np.abs(sums).max()
     assert np.abs(found - expected).max() <= limit * (1 + np.abs(expected).max() * (epilogue == "sigmoid"))
+    return form
+
+
+@pytest.mark.parametrize("mcpu", ["cortex-a72", "neoverse-n1"])
+def test_sums_stay_in_vector_registers_of_arm(mcpu: str) -> None:
+    target = arm(mcpu)
+    [form, *_] = winograd.winograd_rule(32, 32, 4, 28, 28, cores_of(target).registers)
+    weights = np.zeros((32, 32, 3, 3), "float32")
+    arrays = [np.zeros(shape, "float32") for shape in ((1, 8, 28, 28, 4), (1, 32, 1, 1), (1, 32, 28, 28))]
+    arrays.insert(1, winograd.packed(weights, form.winograd, 4, 4))
+    layer = partial(conv2d_winograd.compute, padding=(1, 1, 1, 1), form=form)
+    library, *_ = kernel(conv2d_winograd, layer, arrays, "residual", 4, target)
+    loops = loops_of(library.mod.inspect_source("asm"))
+    multiplies, products = max((len(re.findall(r"fmla\tv\d+\.4s", loop)), loop) for loop in loops)
+    assert multiplies % (4 * form.chunks * form.columns) == 0
+    assert not re.search(r"st\w+\tq", products)
+
+
+@pytest.mark.needs("ziglang")
+@pytest.mark.needs("qemu-aarch64-static")
+@pytest.mark.parametrize(
+    ("mcpu", "choice", "size"), [("cortex-a53", 0, 4), ("cortex-a72", 2, 2), ("neoverse-n1", 0, 4)]
+)
+def test_values_on_an_emulated_arm_processor(mcpu: str, choice: int, size: int, tmp_path: Path) -> None:
+    run = partial(emulated, tmp_path, mcpu)
+    form = check_values(run, arm(mcpu), 1, (24, 16), (13, 11), (1, 1, 1, 1), "residual", choice)
+    assert form.winograd == size
+
+
+def arm(mcpu: str) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu})
+
+
+def emulated(folder: Path, mcpu: str, *layer: Any) -> np.ndarray:
+    """Return what a layer gives on a processor that QEMU emulates; `layer` is as `kernel` takes it."""
+    library, read, result = kernel(*layer)
+    made, given = program(folder, library, [*read, result])
+    done = subprocess.run(["qemu-aarch64-static", "-cpu", mcpu, made], input=given, stdout=PIPE, check=True)
+    return plain(np.frombuffer(done.stdout, "float32").reshape(result.shape))
 
 
 def network(scale: float = 0.0, *, rounds: float = 0.0) -> Model:

@@ -37,7 +37,7 @@ from tvm_pipeline_kernels.choices import (
 )
 from tvm_pipeline_kernels.relay.tuning.emitter import compile_candidates
 from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
-from tvm_pipeline_kernels.tiles import Cores
+from tvm_pipeline_kernels.tiles import ARM_REGISTERS, Cores
 from tvm_pipeline_kernels.tuning import tuner
 from tvm_pipeline_kernels.tuning.candidates import Candidate
 from tvm_pipeline_kernels.tuning.targets import cores_of
@@ -326,6 +326,7 @@ def test_arm_cores_have_it() -> None:
     weights = Weights()
     mod = as_module(weights.conv(relay.var("data", shape=(1, 32, 40, 40)), 32))
     target = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
+    assert cores_of(target) == Cores(4, ARM_REGISTERS)
     library = fast_build(mod, target, weights.params, tolerance=1e-5)
     assert "winograd" in " ".join(library.function_metadata.keys())
 
