@@ -162,7 +162,7 @@ def exact(_: Model, made: Sequence[RelaxModel], place: Path) -> tuple[bool, str]
 def near(model: Model, made: Sequence[RelaxModel], place: Path) -> tuple[bool, str]:
     """Return whether a network of float32 is as near to float64 as required, and a line about it."""
     with np.load(place / FRAME) as frame:
-        expected = in_float64(import_model(model), dict(frame))
+        expected = [output.ravel() for output in in_float64(import_model(model), dict(frame))]
     errors = []
     for number, compiled in enumerate(made):
         with np.load(place / str(number) / TENSORS) as found:
@@ -225,10 +225,11 @@ def apart(one: Array, other: Array) -> float:
 
 
 def written(model: RelaxModel, target: str, cut: Sequence[Sequence[str]], frame: Mapping[str, Array]) -> Arrays:
-    """Return the tensors that the stages of a cut write, in plain layout."""
+    """Return the tensors that the stages of a cut write, in the order of the plain layout."""
     device = Device("core", "host", (0,), target)
     found = run_stages(model, [(stage, device) for stage in cut], frame)
-    return {name: to_logical(array, port.layout) for name, (port, array) in found.items() if name not in frame}
+    logical = {name: to_logical(array, port.layout) for name, (port, array) in found.items() if name not in frame}
+    return {name: array.ravel() for name, array in logical.items()}  # targets have other blocks
 
 
 # There
