@@ -15,5 +15,5 @@ lexicographic.py        the search for the objectives of bytes
 revisits.py             pipelines whose devices serve several stages
 work_bound.py           a bound of all plans, whatever stages their devices share
 pareto.py               throughput against latency and energy
-with_activations.py     pipelines whose stages also fit the memory of their devices with their activations
+with_activations.py     the bytes that stages hold with their activations
 """

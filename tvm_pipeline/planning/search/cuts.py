@@ -44,6 +44,7 @@ class Cuts:
         crossing_bytes: M; bytes of all tensors that are alive at the cut, which the next device receives.
         handed_on_bytes: M; the part of the crossing bytes that one operator wrote and another will read.
         together: M; whether all readers of every operator are on one side of the cut.
+        needs: M x M; the bytes that a stage between two cuts holds at least; None where its parameters alone count.
     """
 
     graph: OperatorGraph
@@ -56,6 +57,7 @@ class Cuts:
     crossing_bytes: Integers
     handed_on_bytes: Integers
     together: npt.NDArray[np.bool_]
+    needs: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.zone)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
@@ -32,7 +33,7 @@ from tvm_pipeline.planning.search.cost_tables import (
 )
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as all_ideals
-from tvm_pipeline.planning.search.idle_power import CappedResult, least_energy
+from tvm_pipeline.planning.search.idle_power import least_energy
 from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.planning.search.pipelines import (
     FoundPipeline,
@@ -50,11 +51,13 @@ from tvm_pipeline.planning.search.space import (
     serving_once,
     single_units,
 )
-from tvm_pipeline.planning.search.with_activations import fitting_chain
+from tvm_pipeline.planning.search.with_activations import SegmentBytes, check_operators
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
 # Relative; two figures closer than this are the same figure summed in another order.
 ROUNDING = 1e-9
+# The seconds for which pipelines are proposed and checked with their activations if no limit is given.
+FITTING_S = 30.0
 
 
 def chain(problem: Problem) -> Plan:
@@ -68,14 +71,47 @@ def chain(problem: Problem) -> Plan:
     Raises:
         InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
     """
-    plan = plan_over(replace(problem, activations=False), prefixes(problem.graph), single_units, "chain")
+    cuts = prefixes(problem.graph)
+    plan = plan_over(replace(problem, activations=False), cuts, single_units, "chain")
     if not problem.counts_activations:
         return plan
     try:
         return fitting_plan(problem, plan)
     except PlanError as error:
-        found = fitting_chain(problem, str(error))
+        found = _fitting_chain(problem, cuts, str(error))
         return replace(found, status="optimal" if found.value == plan.bound else "feasible", bound=plan.bound)
+
+
+def _fitting_chain(problem: Problem, cuts: Cuts, refused: str) -> Plan:
+    """Return the best pipeline of consecutive operators that fits with its activations, see `with_activations.py`.
+
+    Args:
+        refused: why the best pipeline by parameters alone does not fit; the message says so if no other one fits.
+
+    Raises:
+        InfeasibleError: an operator fits no device.
+        LimitMissedError: no such pipeline was found.
+    """
+    check_operators(problem)
+    deadline = time.monotonic() + (FITTING_S if problem.time_limit_s is None else problem.time_limit_s)
+    segments = SegmentBytes(problem.graph, cuts)
+    none_fits = LimitMissedError(
+        f"no pipeline was found along the order of {problem.graph.name} whose stages fit into memory_bytes with "
+        f"their activations, and of the best without them {refused}"
+    )
+    while (left_s := deadline - time.monotonic()) > 0:
+        limited = replace(problem, activations=False, time_limit_s=left_s)
+        try:
+            plan = plan_over(limited, replace(cuts, needs=segments.bytes), single_units, "chain")
+        except InfeasibleError as error:
+            raise none_fits from error
+        ends = accumulate((len(stage.operators) for stage in plan.stages), initial=0)
+        devices = [problem.platform.device(stage.devices[0]) for stage in plan.stages]
+        # All are checked, so that the next proposal avoids every segment of this one that is too large.
+        fits = [segments.fit(device, *segment) for device, segment in zip(devices, pairwise(ends), strict=True)]
+        if all(fits):
+            return fitting_plan(problem, plan)
+    raise none_fits
 
 
 def ideals(problem: Problem) -> Plan:
@@ -297,18 +333,15 @@ def _least_energy(
     if math.isinf(least_s):
         return Search(None, math.inf)
 
-    def under(cap: float, least_j: float, below_j: float) -> CappedResult[FoundPipeline]:
+    def under(cap: float, least_j: float, below_j: float) -> tuple[Search, float]:
         search = least_sum(space, costs, busy, cap, deadline, least=least_j, below=below_j)
-        if search.found is None:
-            return CappedResult(math.inf, math.inf, None, ended=math.isfinite(search.bound))
-        period_s, _ = _figures(space, busy, costs, search.found, slowest=False)
-        return CappedResult(search.found.value, period_s, search.found, ended=search.bound < search.found.value)
+        return search, _figures(space, busy, costs, search.found, slowest=False)[0] if search.found else math.inf
 
-    least = least_energy(under, watts, (least_s, most_s), at_most)
-    bound = least.bound
-    if math.isfinite(bound) and _links_matter(space, busy):
-        bound = min(bound, _least_alone(space, costs, deadline) + watts * least_s)
-    return Search(least.plan and replace(least.plan, value=least.value), bound)
+    search = least_energy(under, watts, (least_s, most_s), at_most)
+    if math.isfinite(search.bound) and _links_matter(space, busy):
+        alone_j = _least_alone(space, costs, deadline)
+        return replace(search, bound=min(search.bound, alone_j + watts * least_s))
+    return search
 
 
 def _links_matter(space: Space, seconds: StageCosts) -> bool:
