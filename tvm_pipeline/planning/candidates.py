@@ -21,7 +21,6 @@ from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import cost_of, counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError
-from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import each_engine, replicas_by_engine, singles
 from tvm_pipeline.planning.large_graphs import (
     CP_SAT_S,
@@ -37,7 +36,7 @@ from tvm_pipeline.planning.local.bounds import better_bound, lower_bound
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
-from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over
+from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over, two_stage
 from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.planning.search.space import replica_units, single_units
 from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replicas
@@ -129,7 +128,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
         "replicas": lambda _: replicas_by_engine(problem),
-        "two-stage": lambda _: [two_stage(problem)],
+        "two-stage": lambda _: [two_stage(left())],
         **pipeline,
     }
     # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
