@@ -22,7 +22,8 @@ import time
 import numpy as np
 
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
+from tvm_pipeline.planning.local.cut_flow import Network
+from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, least_crossing
 from tvm_pipeline.planning.local.least_load import LeastCosts
 
 # The weights of multiplications that are tried first, against fetches; then those near the best of them.

@@ -27,8 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, CutArrays, cut_arrays, least_cut
-from tvm_pipeline.planning.local.least_crossing import Network
+from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, Network
 from tvm_pipeline.planning.search.cuts import Floats
 
 Bits = npt.NDArray[np.bool_]
@@ -61,12 +60,11 @@ class _Leaf:
 
 
 class Layout:
-    """What all trees of a graph share: its network as arrays, and what each operator needs and is needed by."""
+    """What all trees of a graph share: its network, and what each operator needs and is needed by."""
 
     def __init__(self, network: Network) -> None:
         assert network.needs is not None
         self.network = network
-        self.arrays: CutArrays = cut_arrays(network)
         self.needs: Bits = np.unpackbits(network.needs, axis=1, count=len(network)).astype(bool)
         self.needed_by: Bits = np.ascontiguousarray(self.needs.T)
 
@@ -148,7 +146,7 @@ class FurthestTree:
         """Return the greatest g(D) - m f(D) of the downsets that a state allows, or a little more, and that D."""
         weights = self.next - multiplier * self.ending
         s_per_byte = self.enter + multiplier * self.send
-        least, inside = least_cut(self.layout.arrays, self.layout.network, weights, 1 / s_per_byte, state)
+        least, inside = self.layout.network.least_cut(weights, 1 / s_per_byte, state)
         work = float(weights[inside].sum())
         crossing = max(0.0, least + work / s_per_byte)
         needed = float(self.ending[inside].sum()) + self.send * crossing

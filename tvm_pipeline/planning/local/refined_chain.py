@@ -24,8 +24,8 @@ import numpy as np
 
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import lock_s
+from tvm_pipeline.planning.local.cut_flow import Network
 from tvm_pipeline.planning.local.furthest_tree import Cut, FurthestTree, Layout
-from tvm_pipeline.planning.local.least_crossing import Network
 from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
@@ -179,13 +179,9 @@ class RefinedChain:
         sums: list[Floats] = [np.bincount(stage_of, column, count).astype(np.float64) for column in columns]
         if np.bincount(stage_of, minlength=count).min() == 0:
             return math.inf, sums
-        network = self._layout.network
         seconds = least.computing(*sums) + least.receive[0] + least.send[0]
         crossing = [float(least.first_bytes)]
-        for boundary in range(1, count):
-            inside = stage_of < boundary
-            kept = network.always + float(network.kept[inside].sum())
-            crossing.append(kept + network.between(inside, ~inside, []))
+        crossing += [self._layout.network.crossing(stage_of < boundary) for boundary in range(1, count)]
         crossing.append(float(least.last_bytes))
         seconds += np.array(crossing[:-1]) * least.receive[1] + np.array(crossing[1:]) * least.send[1]
         seconds[1:] += least.link[0] + np.array(crossing[1:-1]) * least.link[1]
