@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.planning.baselines.even_parameters import even_parameters
-from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.planning.baselines.segments import even_parameters, greedy
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.measured import Cut, by_predictions, corrected

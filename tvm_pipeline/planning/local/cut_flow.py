@@ -78,6 +78,13 @@ class Network:
             downstream += work[start : start + rows] @ bits
         return upstream, downstream
 
+    @cached_property
+    def closures(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """N x N twice: what each operator needs, and what needs it, itself included."""
+        assert self.needs is not None
+        needs = np.unpackbits(self.needs, axis=1, count=len(self)).astype(bool)
+        return needs, np.ascontiguousarray(needs.T)
+
     def crossing(self, inside: npt.NDArray[np.bool_]) -> float:
         """Return the bytes that cross behind a downset."""
         kept = self.always + float(self.kept[inside].sum())
@@ -162,7 +169,7 @@ def greatest_flow(starts: Any, head: Any, back: Any, capacity: Any, scale: Any, 
     room = np.zeros(len(head), np.int64)
     supply, demand = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     flow = 0
-    free = np.flatnonzero(fixed == FREE)
+    free: Any = np.flatnonzero(fixed == FREE)
     for v in free:
         if v < count:
             supply[v] = max(gain[v], 0)

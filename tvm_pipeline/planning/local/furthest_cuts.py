@@ -63,8 +63,7 @@ class ReachGraph:
         devices = len(problem.platform.devices)
         least = least_of(problem, busy_scale(problem, devices))
         network = Network(problem.graph, leaders=least.leaders)
-        weights = WEIGHTS if least.spill and least.param_bytes.sum() > least.most_cached else (1.0,)
-        work = [least.added + w * least.work + (1 - w) * least.spill * least.param_bytes for w in weights]
+        work = [least.mean_work(weight) for weight in (WEIGHTS if least.spills else (1.0,))]
         if not all(0 < figures.sum() < math.inf for figures in work):
             return None
         needs = [network.with_needs(figures) for figures in work]

@@ -29,8 +29,9 @@ from tvm_pipeline.planning.local.furthest_cuts import reaching
 from tvm_pipeline.planning.local.graph_arrays import GraphArrays, graph_arrays, nodes_of
 from tvm_pipeline.planning.local.search_state import Aim, State, new_state, place_all
 from tvm_pipeline.planning.local.starts import cut_order, deep_order, node_seconds
-from tvm_pipeline.planning.search.along_order import along
-from tvm_pipeline.planning.search.cuts import Integers
+from tvm_pipeline.planning.sat.staging import stage_of
+from tvm_pipeline.planning.search.cuts import Integers, grouped
+from tvm_pipeline.planning.search.dynamic_programming import along
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 NAME = "local-search"
@@ -200,10 +201,8 @@ class _Run:
 
     def stages_of(self, stage: Integers, device: Integers) -> tuple[Stage, ...]:
         """Return the stages where the nodes stand so."""
-        names: list[list[str]] = [[] for _ in self.state.busy]
-        for operator, number in zip(self.problem.graph.operators, stage[self.node].tolist(), strict=True):
-            names[number].append(operator.name)
-        return tuple(Stage((self.devices[device[s]].name,), tuple(row)) for s, row in enumerate(names))
+        groups = grouped(self.problem.graph, stage[self.node].tolist(), len(self.state.busy))
+        return tuple(Stage((self.devices[d].name,), group) for d, group in zip(device, groups, strict=False))
 
 
 def _share_out(runs: list[_Run], budget: _Budget) -> None:
@@ -378,9 +377,7 @@ def _of_hint(
     except PlanError:
         return None
     stage = np.zeros(int(node.max()) + 1, np.int64)
-    for index, found in enumerate(hint):
-        for name in found.operators:
-            stage[node[problem.graph.edges.index[name]]] = index
+    stage[node] = stage_of(problem.graph, hint)
     return stage, np.array([*used, *(index for index in range(len(devices)) if index not in used)])
 
 

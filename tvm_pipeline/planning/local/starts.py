@@ -6,15 +6,14 @@ Next: `local_search.py`, which improves them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from tvm_pipeline.core.topology import topological_order
 from tvm_pipeline.planning.local.device_figures import MACS, PARAMS, DeviceArrays
 from tvm_pipeline.planning.local.graph_arrays import GraphArrays
 from tvm_pipeline.planning.local.search_state import BYTES, Aim
 from tvm_pipeline.planning.search.cuts import Floats, Integers
-from tvm_pipeline.solvers.hot import hot
 
 
 def cut_order(
@@ -53,27 +52,7 @@ def even_ends(sums: Floats, shares: Sequence[float]) -> Integers:
     return found
 
 
-@hot
-def deep_order(graph: Any) -> Any:
+def deep_order(graph: GraphArrays) -> Integers:
     """Return a topological order that follows a branch to its end: of the ready nodes, the last that became ready."""
-    count = len(graph.written)
-    missing = np.empty(count, np.int64)
-    ready, order = np.empty(count, np.int64), np.empty(count, np.int64)
-    height, done = 0, 0
-    for node in range(count - 1, -1, -1):
-        missing[node] = graph.starts[1, node + 1] - graph.starts[1, node]
-        if missing[node] == 0:
-            ready[height] = node
-            height += 1
-    while height:
-        height -= 1
-        node = ready[height]
-        order[done] = node
-        done += 1
-        for edge in range(graph.starts[0, node], graph.starts[0, node + 1]):
-            other = graph.next[0, edge]
-            missing[other] -= 1
-            if missing[other] == 0:
-                ready[height] = other
-                height += 1
-    return order
+    before, after = ([row.tolist() for row in np.split(graph.next[side], graph.starts[side, 1:-1])] for side in (1, 0))
+    return np.array(topological_order(before, after, "last"))

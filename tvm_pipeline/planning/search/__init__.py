@@ -5,7 +5,6 @@ even_split.py           consecutive groups whose largest is as small as possible
 space.py                the pipelines that a search considers
 cost_tables.py          the costs of stages as arrays over cuts
 dynamic_programming.py  the schedulers chain, ideals and hybrid
-along_order.py          the best pipeline along another order of the operators
 pipelines.py            the search for the least bottleneck and for the least sum
 states.py               its states, and the stages that lead from one to the next
 idle_power.py           the least energy where an idle power counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -19,8 +19,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, counts_period, idle_w, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, SearchTimeError
-from tvm_pipeline.planning.baselines.even_parameters import even_parameters
-from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.planning.baselines.segments import even_parameters, greedy
 from tvm_pipeline.planning.baselines.whole_model import single
 from tvm_pipeline.planning.conflict import explain
 from tvm_pipeline.planning.search.cost_tables import (
@@ -31,7 +30,7 @@ from tvm_pipeline.planning.search.cost_tables import (
     stage_joules,
     stage_seconds,
 )
-from tvm_pipeline.planning.search.cuts import Cuts, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, prefixes, reordered
 from tvm_pipeline.planning.search.cuts import ideals as all_ideals
 from tvm_pipeline.planning.search.idle_power import least_energy
 from tvm_pipeline.planning.search.lexicographic import lexicographic
@@ -127,7 +126,10 @@ def _fitting_chain(problem: Problem, cuts: Cuts, refused: str) -> Plan:
         # All are checked, so that the next proposal avoids every segment of this one that is too large.
         fits = [segments.fit(device, *segment) for device, segment in zip(devices, pairwise(ends), strict=True)]
         if all(fits):
-            return fitting_plan(problem, plan)
+            try:
+                return fitting_plan(problem, plan)
+            except PlanError as error:
+                raise LimitMissedError(f"the best pipeline whose activations fit misses a limit: {error}") from error
     raise none_fits
 
 
@@ -153,6 +155,21 @@ def hybrid(problem: Problem) -> Plan:
         OptionError: the objective is one of bytes, which replicas do not change.
     """
     return plan_over(problem, all_ideals(problem.graph) or prefixes(problem.graph), replica_units, "hybrid")
+
+
+def along(problem: Problem, order: Sequence[int], name: str) -> Plan:
+    """Return the best pipeline of single devices whose stages are consecutive pieces of another topological order.
+
+    Args:
+        order: indices into `problem.graph.operators`.
+        name: of the scheduler that the plan bears.
+
+    Raises:
+        NoPlanError: there is none along this order, or none was found in time.
+        OptionError: there are more states than the search can hold.
+    """
+    in_order = replace(problem, graph=reordered(problem.graph, order))
+    return plan_over(in_order, prefixes(in_order.graph), single_units, name)
 
 
 def _listed(problem: Problem) -> Cuts:

@@ -197,7 +197,7 @@ class _LeastLoad:
             )
             return float(found)
         share = max(s for s in SHARES if s * least.spill <= price * (1 + 1e-9)) if least.spill else 0.0
-        work = least.added + (1 - share) * least.work + share * least.spill * least.param_bytes
+        work = least.mean_work(1 - share)
         if share not in self.crossing:
             self.crossing[share] = self._crossing(work, deadline)
         crossing = self.crossing[share]
