@@ -56,7 +56,7 @@ def test_hybrids_without_links_are_proven(problem: Problem) -> None:
     check(replace(problem, platform=free, profile=replace(problem.profile, links=())), hybrid)
 
 
-@pytest.mark.parametrize("idea", ["bound", "windows", "equal_devices"])
+@pytest.mark.parametrize("idea", ["bound", "windows", "beaten", "alive", "equal_devices"])
 def test_pruning_loses_no_plan_of_replicas(idea: str) -> None:
     for seed in seeds(25):
         rng = random.Random(seed)

@@ -104,7 +104,7 @@ def test_a_pace_bounds_the_stages_of_a_sum() -> None:
             assert found[0].value == pytest.approx(found[1].value)
 
 
-@pytest.mark.parametrize("chosen", list(product((False, True), repeat=2)))
+@pytest.mark.parametrize("chosen", list(product((False, True), repeat=3)))
 def test_objectives_of_bytes(chosen: tuple[bool, ...]) -> None:
     """All combinations of the ideas of the search for bytes, against every plan there is."""
     pruning = lexicographic.ChainPruning(*chosen)

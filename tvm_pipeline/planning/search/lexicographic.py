@@ -51,10 +51,13 @@ class ChainPruning:
     Attributes:
         known: an even chain along one order of nested cuts is made first, and its peak limits the bytes of every stage.
         windows: a cut after j of k stages is only tried if j stages can hold its bytes, and k-j stages the other bytes.
+        stop: the first cut of a stage is tried from near to far, and the trial ends once the stage itself is as large
+            as the peak of a chain already found.
     """
 
     known: bool = True
     windows: bool = True
+    stop: bool = True
 
 
 def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
@@ -286,7 +289,7 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
             low, high = count - 1, count
         layers.append(_Layer(*_nothing(count), low, high))
         capacity = float(space.capacity[stage - 1])
-        rule = _Rule(int(min(most, capacity)), capacity, space.cache, add_overflow, balance)
+        rule = _Rule(int(min(most, capacity)), capacity, space.cache, add_overflow, balance, pruning.stop)
         _extend(cuts, layers[-2], layers[-1], rule)
     first, second = layers[-1].first, layers[-1].second
     if second[-1] >= NEVER:
@@ -348,6 +351,7 @@ class _Rule(NamedTuple):
         cache: the parameter bytes beyond which a stage overflows.
         add_overflow: whether the sum of the overflow is compared first.
         balance: whether the peak of the parameter bytes is compared next, else the widest boundary.
+        stop: whether to stop at the first stage that holds at least the peak of a chain already found.
     """
 
     most: int
@@ -355,6 +359,7 @@ class _Rule(NamedTuple):
     cache: int
     add_overflow: bool
     balance: bool
+    stop: bool
 
 
 @hot
@@ -385,6 +390,8 @@ def _extend(cuts: _Cuts, last: _Layer, new: _Layer, rule: _Rule) -> None:
                 break
             if last.second[i] >= NEVER:
                 continue
+            if rule.stop and rule.balance and not rule.add_overflow and stage >= best_second:
+                break
             total = last.first[i]
             if rule.add_overflow and stage > rule.cache:
                 total += stage - rule.cache

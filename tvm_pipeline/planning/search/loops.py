@@ -97,16 +97,20 @@ class Goal(NamedTuple):
         adds: whether the sum of the second costs is minimised, else the slowest stage.
         worst_member: whether a unit's second cost is that of its most expensive device; else its devices pay in
             proportion to the frames that they take.
+        skip_beaten: see `pipelines.Pruning.beaten`.
         cap: the seconds that no stage may exceed.
         limit: the sum that no pipeline may exceed.
+        to_come: N x M, or N x 1; a lower bound of what a pipeline adds to the sum after it is in a state at a cut.
         capacity: D; bytes that fit the device.
         slowdown: D; how many times slower the device is than it would be alone.
     """
 
     adds: bool
     worst_member: bool
+    skip_beaten: bool
     cap: float
     limit: float
+    to_come: Any
     capacity: Any
     slowdown: Any
 
@@ -117,11 +121,14 @@ class Table(NamedTuple):
     Attributes:
         value: N x M; the least slowest stage, or sum, of all pipelines that are in a state at a cut; else infinite.
         origin, leader: N x M; the cut and the state before the last stage of that pipeline.
+        alive_from, alive_to: N; the first and the last cut with a finite value.
     """
 
     value: Any
     origin: Any
     leader: Any
+    alive_from: Any
+    alive_to: Any
 
 
 class Queue(NamedTuple):
@@ -212,10 +219,11 @@ def advance(
                 continue
             unit = lattice.unit[b]
             replicated = lattice.sizes[unit] > 1
+            first = max(table.alive_from[a], window.start[unit, j])
             best = table.value[b, j]
-            for i in range(j - 1, window.start[unit, j] - 1, -1):
+            for i in range(min(table.alive_to[a], j - 1), first - 1, -1):
                 before = table.value[a, i]
-                if before >= best:
+                if before == inf or (goal.skip_beaten and before >= best):
                     continue
                 if replicated and cuts.ordered[i] != cuts.ordered[j]:
                     continue
@@ -227,7 +235,7 @@ def advance(
                 if goal.adds:
                     cost = unit_cost(lattice, seconds, added, goal, stage, unit, i, j, param_bytes, idle_rate)
                     new = before + cost
-                    if cost == inf or new > goal.limit:
+                    if cost == inf or new + goal.to_come[b, j] > goal.limit:
                         continue
                 elif before > new:
                     new = before
@@ -237,6 +245,8 @@ def advance(
                 table.value[b, j] = new
                 table.origin[b, j] = i
                 table.leader[b, j] = a
+                table.alive_from[b] = min(table.alive_from[b], j)
+                table.alive_to[b] = max(table.alive_to[b], j)
 
 
 @hot

@@ -40,7 +40,10 @@ class Pruning:
         bound: a lower bound of the slowest stage, or of the sum, is computed first, and the search deepens from there.
         known: a stage slower than a pipeline that the caller already has is not admitted.
         windows: a state is only tried at the cuts that it can have if all stages are fast enough.
+        to_come: a sum is dropped if a lower bound of its remaining stages brings it above the admitted sum.
         equal_devices: of devices with equal costs and limits the first free one is used.
+        beaten: a predecessor is skipped if its own value is no better than the best value found for the target.
+        alive: a predecessor is only tried at the cuts from its first to its last finite value.
         queue: if the cuts are nested and the costs additive, a queue of the starts of a stage that can still be the
             best replaces the trial of every earlier cut.
     """
@@ -48,7 +51,10 @@ class Pruning:
     bound: bool = True
     known: bool = True
     windows: bool = True
+    to_come: bool = True
     equal_devices: bool = True
+    beaten: bool = True
+    alive: bool = True
     queue: bool = True
 
 
@@ -132,7 +138,7 @@ def least_sum(
     """
     pruning = pruning or Pruning()
     elders, space = _without_equals(space, [costs] if seconds is None else [seconds, costs], pruning)
-    bound = max(_least_of_all(space, costs), least) if pruning.bound else 0.0
+    bound = max(float(_to_come(space, costs, [0])[0, 0]), least) if pruning.bound else 0.0
     for more in DEEPENING if pruning.bound else DEEPENING[-1:]:
         limit = min(bound * (1 + more) if more < np.inf else np.inf, below)
         ended, found = _Pass(space, elders, seconds, costs, cap, limit, pruning, slowest).run(deadline)
@@ -172,8 +178,15 @@ class _Pass:
         self.first, self.second, self.adds = tables[0], tables[-1], costs is not None
         cap = cap if seconds is not None else np.inf
         masks = [int(mask) for mask in self.states.mask]
+        to_come = np.zeros((len(masks), 1))
+        if costs is not None and pruning.to_come:
+            to_come = _to_come(space, costs, masks)
+        elif costs is not None:
+            to_come = np.zeros((len(masks), len(space.cuts)))
         slowdown = np.array(space.slowdown or [1.0] * len(space.devices))
-        self.goal = loops.Goal(self.adds, slowest, float(cap), float(limit), space.capacity, slowdown)
+        self.goal = loops.Goal(
+            self.adds, slowest, pruning.beaten, float(cap), float(limit), to_come, space.capacity, slowdown
+        )
         self.window = _window(space, elders, seconds, cap, masks, pruning)
 
     def run(self, deadline: float | None) -> tuple[bool, FoundPipeline | None]:
@@ -181,7 +194,7 @@ class _Pass:
         if len(self.states.source) == 0:
             return False, None
         count = len(self.space.cuts)
-        table = _empty_table(len(self.states.mask), count)
+        table = _empty_table(len(self.states.mask), count, self.pruning.alive)
         advance = self._by_queue(table) if self._can_queue() else self._by_trial(table)
         step = count if deadline is None else max(1, min(2048, 20_000_000 // (count * len(self.states.source))))
         for begin in range(1, count, step):
@@ -234,10 +247,15 @@ def _window(
     return loops.Window(allowed.low, allowed.high, allowed.start)
 
 
-def _empty_table(states: int, count: int) -> loops.Table:
+def _empty_table(states: int, count: int, alive: bool) -> loops.Table:
     value = np.full((states, count), np.inf)
     value[0, 0] = 0.0
-    return loops.Table(value, np.full((states, count), -1, np.int32), np.full((states, count), -1, np.int32))
+    origin, leader = np.full((states, count), -1, np.int32), np.full((states, count), -1, np.int32)
+    alive_from = np.full(states, count if alive else 0)
+    alive_to = np.full(states, -1 if alive else count)
+    if alive:
+        alive_from[0] = alive_to[0] = 0
+    return loops.Table(value, origin, leader, alive_from, alive_to)
 
 
 def _lattice(space: Space, states: States) -> loops.Lattice:
@@ -260,17 +278,22 @@ def _costs(space: Space, states: States, costs: StageCosts) -> loops.Costs:
     return loops.Costs(costs.table, costs.added, costs.work, costs.leave, enter, which, float(costs.impossible))
 
 
-def _least_of_all(space: Space, costs: StageCosts) -> float:
-    """Return a lower bound of the sum: every operator costs at least as much as on its cheapest device.
+def _to_come(space: Space, costs: StageCosts, masks: Sequence[int]) -> Floats:
+    """Return a lower bound of the remaining cost, for each set of used devices and each cut.
 
-    If every device has a cache and serves once, the bytes that the largest caches cannot hold cost something, too.
+    Every operator costs at least as much as on its cheapest device. If every device has a cache and serves once, the
+    bytes that the caches of the unused devices cannot hold cost something, too.
     """
-    least = float(costs.least[-1])
+    least: Floats = np.tile(costs.least[-1] - costs.least, (len(masks), 1))
     if len(space.once) < len(space.devices) or not costs.table.spill.all():
         return least
-    cached = np.sort(costs.table.cached)[::-1][: space.most_devices].sum()
-    beyond = max(0.0, float(space.param_bytes[-1] - cached))
-    return max(least, float(costs.table.spill.min() * beyond + costs.least_added[-1]))
+    param_bytes = space.param_bytes
+    for row, mask in zip(least, masks, strict=True):
+        left = sorted((c for d, c in enumerate(costs.table.cached) if not mask >> d & 1), reverse=True)
+        capacity = sum(left[: max(0, space.most_devices - mask.bit_count())])
+        beyond = np.maximum(0.0, param_bytes[-1] - param_bytes - capacity)
+        np.maximum(row, costs.table.spill.min() * beyond + costs.least_added[-1] - costs.least_added, out=row)
+    return least
 
 
 def _entering(space: Space, states: States, costs: StageCosts) -> tuple[Integers, Floats]:
