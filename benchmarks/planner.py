@@ -44,8 +44,7 @@ from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import Partition
+from tvm_pipeline.planning.baselines.segments import Partition, even_cuts
 from tvm_pipeline.planning.search.cuts import Cuts, ideals
 from tvm_pipeline_papers.coral import profiling_partition
 from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck

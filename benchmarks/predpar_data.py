@@ -26,7 +26,7 @@ from profiling_partitioner import Int8Net, inception, resnet
 
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
+from tvm_pipeline.planning.baselines.segments import even_cuts
 from tvm_pipeline.planning.search.cuts import Floats
 
 SEED, BOARD = 0, 1  # of the networks, and of the board

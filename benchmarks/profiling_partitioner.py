@@ -37,8 +37,7 @@ from tvm_pipeline.core.graph import OperatorGraph, readers_of
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import NoPlanError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import Partition
+from tvm_pipeline.planning.baselines.segments import Partition, even_cuts
 from tvm_pipeline.planning.corrected import cheapest_segments, corrected_partition, model_seconds
 from tvm_pipeline.planning.search.cuts import Floats, prefixes
 from tvm_pipeline_papers.coral import profiling_partition

@@ -21,7 +21,7 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.planning.baselines.two_stage import two_stage
+from tvm_pipeline.planning.search.dynamic_programming import two_stage
 
 
 @pytest.mark.parametrize("objective", TIMED)

@@ -19,8 +19,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, ProfileError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts, even_parameters
-from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.planning.baselines.segments import even_cuts, even_parameters, greedy
 
 Scheduler = Callable[[Problem], Plan]
 BASELINES: dict[str, Scheduler] = {"even-parameters": even_parameters, "greedy": greedy}

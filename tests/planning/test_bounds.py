@@ -39,7 +39,8 @@ from tvm_pipeline.errors import NoPlanError, OptionError
 from tvm_pipeline.planning import large_graphs
 from tvm_pipeline.planning.local import local_search
 from tvm_pipeline.planning.local.bounds import lower_bound
-from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
+from tvm_pipeline.planning.local.cut_flow import Network
+from tvm_pipeline.planning.local.least_crossing import least_crossing
 from tvm_pipeline.planning.registry import OWN
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True, busy=True, locks=True, joules=True, idle=True)

@@ -17,8 +17,7 @@ from tests.support.examples import seeds
 from tests.support.graphs import Traits, random_problem
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import NoPlanError
-from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
+from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals, two_stage
 
 CAPABLE = Traits(overlapping=False, unsupported=False, memory=False, joules=False, locks=True)
 

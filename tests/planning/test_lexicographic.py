@@ -21,9 +21,8 @@ from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
-from tvm_pipeline.planning.search.dynamic_programming import chain, ideals
+from tvm_pipeline.planning.search.dynamic_programming import chain, ideals, two_stage
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 

@@ -25,9 +25,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.planning.local.bounds import lower_bound
-from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, cut_arrays, least_cut
-from tvm_pipeline.planning.local.furthest_tree import FurthestTree, Layout
-from tvm_pipeline.planning.local.least_crossing import Network
+from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, Network
+from tvm_pipeline.planning.local.furthest_tree import FurthestTree
 from tvm_pipeline.planning.local.refined_chain import RefinedChain
 
 CORALS = read_platform(PROFILES / "platforms" / "coral-pcie-8.toml")
@@ -84,7 +83,7 @@ def test_a_least_cut_is_the_least_of_all_downsets_that_are_left(rng: random.Rand
             tensor.name for tensor in graph.inputs if graph.edges.readers[tensor.name] or tensor.name in graph.outputs
         }
         allowed.append(sum(graph.tensors[name].bytes for name in read))
-    value, inside = least_cut(cut_arrays(network), network, work, price, state)
+    value, inside = network.least_cut(work, price, state)
     assert value <= min(allowed) + 1e-9
     assert value == pytest.approx(min(allowed), rel=1e-6, abs=1e-3)
     assert inside[state == INSIDE].all()
@@ -99,7 +98,7 @@ def test_a_tree_bounds_how_far_a_stage_reaches_and_ends_there(rng: random.Random
     if rng.random() < 0.5:
         following = ending
     send, enter = rng.choice((0.0, 1e-3, 1e-2)), rng.choice((1e-3, 1e-2))
-    tree = FurthestTree(Layout(Network(graph)), ending, following, send, enter)
+    tree = FurthestTree(Network(graph), ending, following, send, enter)
     cuts = [
         (float(ending[inside].sum()) + send * crossing, float(following[inside].sum()) - enter * crossing)
         for inside, crossing in downsets(graph)

@@ -16,7 +16,7 @@ from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.planning.baselines.two_stage import two_stage
+from tvm_pipeline.planning.search.dynamic_programming import two_stage
 
 
 @pytest.mark.parametrize("objective", TIMED)
@@ -26,7 +26,7 @@ def test_it_is_the_best_cut_in_two(objective: Objective, data: st.DataObject) ->
     problem = data.draw(problems(objective, operators=(1, 7), devices=(1, 4), traits=traits, choose_stages=False))
     best = least(problem, every_chain(problem, 2, again=False)) if len(problem.graph) > 1 else None
     if best is None:
-        with pytest.raises(InfeasibleError, match="two stages need two operators, and two devices that share no cores"):
+        with pytest.raises(InfeasibleError):
             two_stage(problem)
         return
     plan = two_stage(problem)
@@ -50,5 +50,5 @@ def test_the_published_shape_of_the_problem() -> None:
     assert [(stage.devices, len(stage.operators)) for stage in plan.stages] == [(("gpu",), 2), (("cpu",), 1)]
     assert plan.predicted.throughput_fps == pytest.approx(50.0)
 
-    with pytest.raises(InfeasibleError, match="net has 3 and platform box has cpu"):
+    with pytest.raises(InfeasibleError, match="2 stages need as many devices that share no cores; platform box has 1"):
         two_stage(replace(problem, platform=Platform("box", (Device("cpu"),))))

@@ -242,7 +242,7 @@ def test_bytes_are_the_objective(objective: Objective) -> None:
     assert plan.bound[0] == 80
 
 
-def test_more_devices_than_are_reordered_come_in_their_order() -> None:
+def test_equal_devices_serve_in_their_order() -> None:
     graph = random_chain(random.Random(3), 8)
     size = max(needs(graph, (operator.name,)) for operator in graph.operators)
     devices = tuple(Device(f"d{i}", memory_bytes=size + 9) for i in range(8))

@@ -21,15 +21,14 @@ baselines/         plans without a proof, to compare with
 
 from tvm_pipeline.cost.device_costs import cost_of, known_cost_of
 from tvm_pipeline.cost.scaling import slowed
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
+from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, even_cuts, segment_seconds
 from tvm_pipeline.planning.corrected import measured_or_refused
 from tvm_pipeline.planning.measured import by_predictions
 from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
 from tvm_pipeline.planning.registry import BEST, BY_CUTS, MEASURED, SCHEDULERS, THROUGHPUT, Scheduler, check_scheduler
-from tvm_pipeline.planning.search.along_order import along
 from tvm_pipeline.planning.search.cuts import Cuts, ideals, is_inside, prefixes
+from tvm_pipeline.planning.search.dynamic_programming import along
 from tvm_pipeline.solvers.hot import hot
 
 __all__ = [

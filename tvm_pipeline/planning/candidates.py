@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,10 +22,10 @@ from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import cost_of, counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError
-from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import each_engine, replicas_by_engine, singles
 from tvm_pipeline.planning.large_graphs import (
     CP_SAT_S,
+    LazyBound,
     Maker,
     by_edges,
     made,
@@ -37,7 +38,7 @@ from tvm_pipeline.planning.local.bounds import better_bound, lower_bound
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
-from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over
+from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over, two_stage
 from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.planning.search.space import replica_units, single_units
 from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replicas
@@ -69,7 +70,7 @@ def find_candidates(problem: Problem, deadline: float | None) -> SearchResult:
     """Return the distinct plans of all schedulers that compete, and the bound that holds for all plans of these."""
     # The downsets are listed once for all schedulers that cut the graph anywhere.
     cuts = listed_ideals(problem.graph)
-    bound_of_every_plan = LazyBound(problem, deadline)
+    bound_of_every_plan = LazyBound(problem, partial(bound_within, problem, deadline))
     plans, errors = made(_makers(problem, deadline, cuts, bound_of_every_plan))
     if problem.stages is not None:
         plans = [plan for plan in plans if len(plan.stages) == problem.stages]
@@ -82,29 +83,11 @@ def find_candidates(problem: Problem, deadline: float | None) -> SearchResult:
     return SearchResult(distinct, bound, errors.get("pipeline"))
 
 
-class LazyBound:
-    """The bound of all plans that `best` considers, computed when it is first asked for."""
-
-    def __init__(self, problem: Problem, deadline: float | None) -> None:
-        self.problem, self.deadline = problem, deadline
-        self.again = shares_replicas(problem) or _revisits(problem)
-        self._known: tuple[float, ...] | None = None
-
-    def __call__(self) -> tuple[float, ...]:
-        if self._known is None:
-            self._known = bound_within(self.problem, self.deadline)
-        return self._known
-
-    def tighten(self, other: tuple[float, ...]) -> None:
-        """Take another bound of the same plans where it says more."""
-        self._known = better_bound(self.problem, self._known, other)
-
-
 def bound_within(problem: Problem, deadline: float | None = None) -> tuple[float, ...]:
     """Return `lower_bound` of all plans that `best` considers, in a part of the time that is left."""
     now = time.monotonic()
     left_s = BOUND_S if deadline is None else min(BOUND_S, BOUND_SHARE * max(0.0, deadline - now))
-    return lower_bound(problem, now + left_s, again=shares_replicas(problem) or _revisits(problem))
+    return lower_bound(problem, now + left_s, again=_serves_again(problem))
 
 
 def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: LazyBound) -> dict[str, Maker]:
@@ -117,7 +100,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
         if cuts is not None:
             with suppress(OptionError):  # many unequal devices have more states than can be held
                 return [_pipeline(left(), cuts)]
-        return [plan_large_graph(left(), bound, again=bound.again)]
+        return [plan_large_graph(left(), bound, again=_serves_again(problem))]
 
     pipeline: dict[str, Maker] = {"pipeline": cut}
     if counts_edges(problem.objective):
@@ -129,7 +112,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
         "replicas": lambda _: replicas_by_engine(problem),
-        "two-stage": lambda _: [two_stage(problem)],
+        "two-stage": lambda _: [two_stage(left())],
         **pipeline,
     }
     # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
@@ -168,6 +151,11 @@ def _whole_models(problem: Problem) -> list[Plan]:
 def _spares_devices(problem: Problem) -> bool:
     """Return whether there are more devices than stages, so that stages may have replicas."""
     return shares_replicas(problem) or max(map(len, disjoint_sets(problem.platform.devices))) > (problem.stages or 1)
+
+
+def _serves_again(problem: Problem) -> bool:
+    """Return whether a device may serve several stages of a plan that `best` considers."""
+    return shares_replicas(problem) or _revisits(problem)
 
 
 def _revisits(problem: Problem) -> bool:

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -19,10 +18,12 @@ from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem, by_tensors, counts_edges
 from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import NoPlanError, OptionError, PlanError
+from tvm_pipeline.planning.local.bounds import better_bound
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.local.refined_chain import RefinedChain
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
-from tvm_pipeline.planning.search.cuts import Integers
+from tvm_pipeline.planning.sat.staging import stage_of
+from tvm_pipeline.planning.search.cuts import grouped
 from tvm_pipeline.planning.search.dynamic_programming import chain
 
 # `best` gives CP-SAT this time where the downsets are too many to list and the problem has no time limit, and half of
@@ -41,14 +42,24 @@ MOST_CHAIN = 4_000_000
 Maker = Callable[[list[Plan]], list[Plan]]
 
 
-class Bound(Protocol):
-    """The bound of all plans, computed when it is first asked for; `tighten` takes one that may be better."""
+class LazyBound:
+    """The bound of all plans that `best` considers, computed when it is first asked for."""
 
-    def __call__(self) -> tuple[float, ...]: ...
-    def tighten(self, other: tuple[float, ...]) -> None: ...
+    def __init__(self, problem: Problem, compute: Callable[[], tuple[float, ...]]) -> None:
+        self.problem, self.compute = problem, compute
+        self._known: tuple[float, ...] | None = None
+
+    def __call__(self) -> tuple[float, ...]:
+        if self._known is None:
+            self._known = self.compute()
+        return self._known
+
+    def tighten(self, other: tuple[float, ...]) -> None:
+        """Take another bound of the same plans where it says more."""
+        self._known = better_bound(self.problem, self._known, other)
 
 
-def plan_large_graph(problem: Problem, bound: Bound, *, again: bool) -> Plan:
+def plan_large_graph(problem: Problem, bound: LazyBound, *, again: bool) -> Plan:
     """Return a good pipeline of a graph whose downsets are too many to list.
 
     It begins with the best pipeline along the graph's order. What the bound by minimum cuts meets is better, local
@@ -99,34 +110,25 @@ def plan_large_graph(problem: Problem, bound: Bound, *, again: bool) -> Plan:
 
 
 def _refined(
-    problem: Problem, refined: RefinedChain, plans: list[Plan], bound: Bound, deadline: float | None
+    problem: Problem, refined: RefinedChain, plans: list[Plan], bound: LazyBound, deadline: float | None
 ) -> list[Plan]:
     """Tighten the bound by minimum cuts, and return the plan of its cuts, if there is one."""
     graph = problem.graph
     devices = [device.name for device in max(disjoint_sets(problem.platform.devices), key=len)][: refined.stages]
     for plan in sorted(plans, key=cost_key)[:1]:
         if len(plan.stages) == refined.stages:
-            stage_of = np.zeros(len(graph), np.int64)
-            for number, stage in enumerate(plan.stages):
-                stage_of[[graph.edges.index[name] for name in stage.operators]] = number
-            refined.learn(stage_of)
+            refined.learn(np.array(stage_of(graph, plan.stages)))
     now = time.monotonic()
     refined.tighten(now + (REFINED_S if deadline is None else REFINED_SHARE * max(0.0, deadline - now)))
     bound.tighten((1 / refined.period_s,))
     if refined.stage_of is None:
         return []
-    stages = _stages(problem, refined.stage_of, devices)
+    groups = grouped(graph, refined.stage_of.tolist(), len(devices))
+    stages = tuple(Stage((device,), group) for device, group in zip(devices, groups, strict=True))
     try:
         return [Plan(graph.name, "cuts", problem.objective, stages, evaluate(problem, stages).predicted)]
     except PlanError:
         return []  # a stage does not fit on its device
-
-
-def _stages(problem: Problem, stage_of: Integers, devices: list[str]) -> tuple[Stage, ...]:
-    names: list[list[str]] = [[] for _ in devices]
-    for operator, number in zip(problem.graph.operators, stage_of.tolist(), strict=True):
-        names[number].append(operator.name)
-    return tuple(Stage((device,), tuple(row)) for device, row in zip(devices, names, strict=True))
 
 
 def made(makers: Mapping[str, Maker]) -> tuple[list[Plan], dict[str, NoPlanError]]:

@@ -22,6 +22,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import corrected_partition, model_seconds
+from tvm_pipeline.planning.search.cuts import reordered
 from tvm_pipeline.planning.search.dynamic_programming import chain, ideals
 
 _log = logging.getLogger(__name__)
@@ -119,6 +120,5 @@ def by_predictions(problem: Problem) -> Plan:
 
 def _in_order(problem: Problem, order: Sequence[str]) -> Problem:
     """Return the problem with its operators in another legal order."""
-    by_name = {operator.name: operator for operator in problem.graph.operators}
-    graph = replace(problem.graph, operators=tuple(by_name[name] for name in order))
+    graph = reordered(problem.graph, [problem.graph.edges.index[name] for name in order])
     return replace(problem, graph=graph, profile=replace(problem.profile, segments=()), stages=None)

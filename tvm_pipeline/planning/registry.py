@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.planning.baselines.even_parameters import even_parameters
-from tvm_pipeline.planning.baselines.greedy import greedy
-from tvm_pipeline.planning.baselines.two_stage import two_stage
+from tvm_pipeline.planning.baselines.segments import even_parameters, greedy
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.measured import Cut, by_predictions, corrected
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
-from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
+from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals, two_stage
 from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.plugins import PluginTable
 
@@ -74,7 +72,11 @@ OWN: dict[str, Scheduler] = {
         stages=(1, 2, 3),
     ),
     "two-stage": Scheduler(
-        two_stage, "the best cut in two (Velasco-Montero et al., Algorithm 1)", BY_CUTS, stages=(2,)
+        two_stage,
+        "the best cut in two (Velasco-Montero et al., Algorithm 1)",
+        BY_CUTS,
+        ALL_LIMITS | {"activations"},
+        stages=(2,),
     ),
     "algorithm-1": Scheduler(
         algorithm_1,

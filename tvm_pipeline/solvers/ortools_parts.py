@@ -1,6 +1,6 @@
 """The parts of OR-tools, imported at the first call only: that takes a second, and most commands plan nothing.
 
-Next: `cpsat.py`, and `planning/local/least_crossing.py`, which takes the greatest flow.
+Next: `cpsat.py`.
 """
 
 from __future__ import annotations

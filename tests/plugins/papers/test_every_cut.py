@@ -14,7 +14,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import NoPlanError, OptionError, PlatformError
-from tvm_pipeline.planning.baselines.two_stage import two_stage
+from tvm_pipeline.planning.search.dynamic_programming import two_stage
 from tvm_pipeline_papers.every_cut import every_cut
 
 GRAPH = chain_model(3).graph

@@ -23,7 +23,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import GraphError, InfeasibleError, LimitMissedError, ModelError, NoPlanError, OptionError
-from tvm_pipeline.planning.search.along_order import reordered
+from tvm_pipeline.planning.search.cuts import reordered
 from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, untrained
 from tvm_pipeline_papers.learned.respect import MOST_READ, ReadGraph, network_weights
 from tvm_pipeline_papers.learned.respect_embedding import COLUMNS

@@ -2,9 +2,6 @@
 
 whole_model.py      one device, or replicas of the whole model
 frame_parallel.py   replicas of what stands between ordered operators
-even_parameters.py  segments of equal parameter bytes, as the Edge TPU compiler cuts
-greedy.py           stages filled in turn
-two_stage.py        the best cut in two: Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) with the judge's costs
 algorithm_1.py      Algorithm 1 as it is printed
-segments.py         segments of the graph's own order, and their seconds, for several baselines
+segments.py         segments of the graph's own order: of equal parameter bytes, and filled in turn
 """

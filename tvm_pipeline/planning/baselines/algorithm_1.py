@@ -1,4 +1,4 @@
-"""Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) as it is printed, beside our `two_stage.py`.
+"""Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) as it is printed, beside our `two_stage`.
 
 For both orders of two devices, and for every n from 1 to N, the first n operators in the graph's order run on the first
 device and the others on the second. A stage takes the sum of its operators' seconds and the transfer into its device,

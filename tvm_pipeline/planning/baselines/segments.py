@@ -1,25 +1,30 @@
-"""Consecutive segments of the graph's own order, one for each device: the code that the baselines share.
+"""Consecutive segments of the graph's own order, one for each device: the baselines that cut by a rule.
 
 A segment is the operators `start` to `end - 1`. A function returns its seconds, and may get them from predictions, or
 from a compilation and a measurement on an Edge TPU, whose parameter cache makes the costs of operators not additive.
 
-Next: `even_parameters.py` and `greedy.py`, which cut by rules; `search/dynamic_programming.py`, which is exact on the
-costs of `search/cost_tables.py`.
+`even-parameters` makes segments of about the same bytes of parameters, as the Edge TPU compiler does, as far as its
+documentation says: these are fast where the seconds of a segment are in proportion to its parameters. `greedy` is first
+fit, which fills one stage after the other up to an equal share of the time.
+
+Next: `search/dynamic_programming.py`, which is exact on the costs of `search/cost_tables.py`.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import known_cost_of
+from tvm_pipeline.cost.device_costs import busy_factor, known_cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.planning.search.cost_tables import StageCosts, stage_seconds
@@ -88,6 +93,56 @@ def chain_costs(problem: Problem, devices: Sequence[Device]) -> tuple[StageCosts
         known_cost_of(problem, device)
     cuts = prefixes(problem.graph)
     return stage_seconds(problem, cuts, devices, len(devices)), cuts.param_bytes.astype(np.float64)
+
+
+def even_parameters(problem: Problem) -> Plan:
+    """Cut the graph's order into segments of equal parameter bytes, on the devices in the platform's order.
+
+    `edgetpu_compiler --num_segments` makes segments with "roughly the same amount of parameter data"
+    (https://coral.ai/docs/edgetpu/pipeline/); its source is not public.
+
+    Raises:
+        InfeasibleError: there are too few devices, or they cannot run their segments or have no memory for them.
+    """
+    return best_pipeline(problem, "even-parameters", lambda devices: even_cuts(problem.graph, len(devices)))
+
+
+def even_cuts(graph: OperatorGraph, segments: int) -> tuple[int, ...]:
+    """Return the cuts: cut b is where the first operators reach b/segments of all bytes. No segment is empty."""
+    # Bytes are multiplied by `segments`, so that a share of the total is a whole number.
+    reached = [0, *accumulate(operator.param_bytes * segments for operator in graph.operators)]
+    cuts = [0]
+    for index in range(1, segments):
+        position = bisect_left(reached, reached[-1] // segments * index)
+        cuts.append(min(max(position, cuts[-1] + 1), len(graph) - (segments - index)))
+    return tuple(cuts[1:])
+
+
+def greedy(problem: Problem) -> Plan:
+    """Fill stage b until one more operator would exceed its target; the last stage takes the rest.
+
+    The target of a stage is the seconds of the whole model on its device, divided by the number of stages. The stages
+    take the devices in the platform's order. Every later stage gets at least one operator.
+
+    Raises:
+        InfeasibleError: there are too few devices, or they cannot run their stages or have no memory for them.
+        ProfileError: a device has neither measurements nor a model.
+    """
+    return best_pipeline(problem, "greedy", lambda devices: _first_fit(problem, devices))
+
+
+def _first_fit(problem: Problem, devices: Sequence[Device]) -> list[int]:
+    seconds = segment_seconds(problem, devices)
+    cuts = [0]
+    for index, device in enumerate(devices[:-1]):
+        whole_s = known_cost_of(problem, device).operators_s(problem.graph.operators)
+        share_s = whole_s * busy_factor(problem, device.name, len(devices)) / len(devices)
+        most = len(problem.graph) - (len(devices) - index - 1)
+        end = cuts[-1] + 1
+        while end < most and seconds(index, cuts[-1], end + 1) <= share_s:
+            end += 1
+        cuts.append(end)
+    return cuts[1:]
 
 
 def best_pipeline(problem: Problem, name: str, cuts_for: Callable[[tuple[Device, ...]], Sequence[int]]) -> Plan:

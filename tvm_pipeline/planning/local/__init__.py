@@ -10,8 +10,8 @@ annealing.py       the loops that improve them
 bounds.py          the bound of all plans
 least_load.py      what every plan costs at least: operators, calls, first inputs, last outputs, fetches
 chain_bound.py     pipelines whose cuts do not contain one another: a bound with transfers
-least_crossing.py  the least bytes that cross a cut, by minimum cuts in windows of work
 cut_flow.py        minimum cuts of one graph again and again, with other operators fixed
+least_crossing.py  the least bytes that cross a cut, by minimum cuts in windows of work
 furthest_tree.py   the furthest that a stage reaches: branch and bound with minimum cuts
 refined_chain.py   the bound of pipelines that branching tightens, and the plans that its cuts make
 """

@@ -16,7 +16,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import cost_of, idle_w, lock_s
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.chain_bound import least_period_of_chains
-from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
+from tvm_pipeline.planning.local.cut_flow import Network
+from tvm_pipeline.planning.local.least_crossing import least_crossing
 from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
 from tvm_pipeline.planning.search.work_bound import least_period_of_all

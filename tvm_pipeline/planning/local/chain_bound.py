@@ -22,7 +22,8 @@ import time
 import numpy as np
 
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
+from tvm_pipeline.planning.local.cut_flow import Network
+from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, least_crossing
 from tvm_pipeline.planning.local.least_load import LeastCosts
 
 # The weights of multiplications that are tried first, against fetches; then those near the best of them.
@@ -50,7 +51,7 @@ def least_period_of_chains(problem: Problem, least: LeastCosts, at_least: float,
             tried[weight] = _with_weight(problem, network, least, weight, at_least, deadline)
             best = max(best, tried[weight])
 
-    if not least.spill or least.param_bytes.sum() <= least.most_cached:
+    if not least.spills:
         attempt(1.0)
         return best
     for weight in WEIGHTS:
@@ -69,7 +70,7 @@ def _with_weight(
     problem: Problem, network: Network, least: LeastCosts, weight: float, at_least: float, deadline: float
 ) -> float:
     """Return the bound where multiplications count with this weight, and fetches with the rest."""
-    work = least.added + weight * least.work + (1 - weight) * least.spill * least.param_bytes
+    work = least.mean_work(weight)
     saved_s = (1 - weight) * least.spill * least.most_cached
     s_per_byte = least.receive[1] + least.link[1] + least.send[1]
     if s_per_byte > 0:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.planning.local.least_crossing import Network
+from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, Network
 from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
@@ -63,8 +63,7 @@ class ReachGraph:
         devices = len(problem.platform.devices)
         least = least_of(problem, busy_scale(problem, devices))
         network = Network(problem.graph, leaders=least.leaders)
-        weights = WEIGHTS if least.spill and least.param_bytes.sum() > least.most_cached else (1.0,)
-        work = [least.added + w * least.work + (1 - w) * least.spill * least.param_bytes for w in weights]
+        work = [least.mean_work(weight) for weight in (WEIGHTS if least.spills else (1.0,))]
         if not all(0 < figures.sum() < math.inf for figures in work):
             return None
         needs = [network.with_needs(figures) for figures in work]
@@ -148,12 +147,13 @@ class ReachGraph:
             if size in windows or size == len(work) or bool((inside & outside).any()):
                 continue
             windows.add(size)
-            window = self.network.window(inside, outside)
+            state = np.where(inside, INSIDE, np.where(outside, OUTSIDE, FREE))
             low, high = (-1 / s_per_byte, 3 / s_per_byte) if s_per_byte else (0.0, 0.0)
             price = (low + high) / 2
             for _ in range(PRICES):
-                end, crossing = window.cut(price, work)
+                value, end = self.network.least_cut(work, price, state)
                 content = float(work[end].sum())
+                crossing = max(0.0, value + price * content)
                 if content <= reach * (1 + 1e-9) and self._taken(end & ~begin) + send * crossing <= most * (1 + 1e-9):
                     if content - receive * crossing > best_value and int(end.sum()) > int(begin.sum()):
                         best_value, best = content - receive * crossing, (end, crossing)

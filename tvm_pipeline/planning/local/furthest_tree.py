@@ -27,8 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, CutArrays, cut_arrays, least_cut
-from tvm_pipeline.planning.local.least_crossing import Network
+from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, Network
 from tvm_pipeline.planning.search.cuts import Floats
 
 Bits = npt.NDArray[np.bool_]
@@ -60,17 +59,6 @@ class _Leaf:
     tried: set[float] = field(default_factory=set)
 
 
-class Layout:
-    """What all trees of a graph share: its network as arrays, and what each operator needs and is needed by."""
-
-    def __init__(self, network: Network) -> None:
-        assert network.needs is not None
-        self.network = network
-        self.arrays: CutArrays = cut_arrays(network)
-        self.needs: Bits = np.unpackbits(network.needs, axis=1, count=len(network)).astype(bool)
-        self.needed_by: Bits = np.ascontiguousarray(self.needs.T)
-
-
 class FurthestTree:
     """Bounds of A(r) for all r, which `improve` tightens where it is asked.
 
@@ -79,8 +67,8 @@ class FurthestTree:
         send, enter: seconds for each byte that crosses, of the stage that ends and of the next one.
     """
 
-    def __init__(self, layout: Layout, ending: Floats, next_: Floats, send: float, enter: float) -> None:
-        self.layout, self.ending, self.next, self.send, self.enter = layout, ending, next_, send, enter
+    def __init__(self, network: Network, ending: Floats, next_: Floats, send: float, enter: float) -> None:
+        self.network, self.ending, self.next, self.send, self.enter = network, ending, next_, send, enter
         # A price for bytes is needed: without one to enter, that to be sent.
         self.least_multiplier = 0.0 if enter > 0 else LEAST_MULTIPLIER
         self.total = float(ending.sum())
@@ -88,7 +76,7 @@ class FurthestTree:
         self.leaves: list[_Leaf] = []
         self.lows = np.zeros(0)
         self.slopes, self.heights = np.zeros((0, LINES)), np.zeros((0, LINES))
-        upstream, downstream = layout.network.with_needs(ending)
+        upstream, downstream = network.with_needs(ending)
         edges = np.linspace(0.0, self.total, min(WINDOWS, len(ending)) + 1)
         for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             outside = upstream > high * (1 + 1e-9)
@@ -148,7 +136,7 @@ class FurthestTree:
         """Return the greatest g(D) - m f(D) of the downsets that a state allows, or a little more, and that D."""
         weights = self.next - multiplier * self.ending
         s_per_byte = self.enter + multiplier * self.send
-        least, inside = least_cut(self.layout.arrays, self.layout.network, weights, 1 / s_per_byte, state)
+        least, inside = self.network.least_cut(weights, 1 / s_per_byte, state)
         work = float(weights[inside].sum())
         crossing = max(0.0, least + work / s_per_byte)
         needed = float(self.ending[inside].sum()) + self.send * crossing
@@ -173,13 +161,13 @@ class FurthestTree:
         if not len(choice):
             choice = np.flatnonzero(free)
         work = self.ending + self.next
-        needs = (self.layout.needs[choice] & free) @ work
-        needed_by = (self.layout.needed_by[choice] & free) @ work
+        every_needs, every_needed_by = self.network.closures
+        needs, needed_by = (every_needs[choice] & free) @ work, (every_needed_by[choice] & free) @ work
         best = None
         for v in choice[np.argsort(-np.minimum(needs, needed_by), kind="stable")[:CANDIDATES]].tolist():
             front, behind = here.state.copy(), here.state.copy()
-            front[self.layout.needs[v]] = INSIDE
-            behind[self.layout.needed_by[v]] = OUTSIDE
+            front[every_needs[v]] = INSIDE
+            behind[every_needed_by[v]] = OUTSIDE
             heights = [self._solve(state, multiplier)[0] for state in (front, behind)]
             if best is None or (max(heights), sum(heights)) < (max(best[1]), sum(best[1])):
                 best = (front, behind), heights

@@ -17,6 +17,7 @@ import numpy as np
 
 from tvm_pipeline.core.graph import OperatorGraph, edge_bytes
 from tvm_pipeline.core.problem import Problem, counts_edges
+from tvm_pipeline.planning.sat.staging import leaders_of
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 from tvm_pipeline.solvers.hot import hot
 
@@ -57,7 +58,7 @@ def nodes_of(problem: Problem) -> Integers:
     graph = problem.graph
     if not problem.children_together:
         return np.arange(len(graph))
-    leader = np.array(_leaders(graph))
+    leader = np.array(leaders_of(graph.edges.before))
     edges = _edges(graph)
     after, starts, _ = _rows(leader[edges[:, 0]], leader[edges[:, 1]], len(graph))
     component: Integers = _components(len(graph), after, starts, leader)
@@ -153,21 +154,6 @@ def _rows(owner: Integers, item: Integers, count: int) -> tuple[Integers, Intege
     order = np.argsort(owner, kind="stable")
     starts = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count)))).astype(np.int64)
     return item[order], starts, order
-
-
-def _leaders(graph: OperatorGraph) -> list[int]:
-    """Return the leader of each operator: readers of one operator have one leader."""
-    leader = list(range(len(graph)))
-
-    def find(index: int) -> int:
-        while leader[index] != index:
-            leader[index] = index = leader[leader[index]]
-        return index
-
-    for readers in graph.edges.after:
-        for reader in readers[1:]:
-            leader[find(reader)] = find(readers[0])
-    return [find(index) for index in range(len(leader))]
 
 
 @hot

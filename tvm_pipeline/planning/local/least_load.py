@@ -58,6 +58,15 @@ class LeastCosts:
         return float(self.caches[0]) if self.spill else 0.0
 
     @property
+    def spills(self) -> bool:
+        """Whether some parameters are beyond every cache, wherever a graph is cut."""
+        return bool(self.spill and self.param_bytes.sum() > self.most_cached)
+
+    def mean_work(self, weight: float) -> Floats:
+        """Return the cost of each operator where multiplications count with this weight, and fetches with the rest."""
+        return self.added + weight * self.work + (1 - weight) * self.spill * self.param_bytes
+
+    @property
     def table(self) -> DeviceTable:
         """The imagined device as a table, in which all parameters stay where a device has no cache."""
         figures = [self.call], [self.spill], [self.most_cached if self.spill else np.inf], self.receive, self.send

@@ -24,13 +24,14 @@ from tvm_pipeline.cost.device_costs import idle_w, known_cost_of, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning.local import annealing, search_state
-from tvm_pipeline.planning.local.device_figures import MACS, PARAMS, DeviceArrays, device_arrays
+from tvm_pipeline.planning.local.device_figures import PARAMS, DeviceArrays, device_arrays
 from tvm_pipeline.planning.local.furthest_cuts import reaching
 from tvm_pipeline.planning.local.graph_arrays import GraphArrays, graph_arrays, nodes_of
 from tvm_pipeline.planning.local.search_state import Aim, State, new_state, place_all
-from tvm_pipeline.planning.local.starts import cut_order, deep_order
-from tvm_pipeline.planning.search.along_order import along
-from tvm_pipeline.planning.search.cuts import Integers
+from tvm_pipeline.planning.local.starts import cut_order, deep_order, node_seconds
+from tvm_pipeline.planning.sat.staging import stage_of
+from tvm_pipeline.planning.search.cuts import Integers, grouped
+from tvm_pipeline.planning.search.dynamic_programming import along
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 NAME = "local-search"
@@ -200,10 +201,8 @@ class _Run:
 
     def stages_of(self, stage: Integers, device: Integers) -> tuple[Stage, ...]:
         """Return the stages where the nodes stand so."""
-        names: list[list[str]] = [[] for _ in self.state.busy]
-        for operator, number in zip(self.problem.graph.operators, stage[self.node].tolist(), strict=True):
-            names[number].append(operator.name)
-        return tuple(Stage((self.devices[device[s]].name,), tuple(row)) for s, row in enumerate(names))
+        groups = grouped(self.problem.graph, stage[self.node].tolist(), len(self.state.busy))
+        return tuple(Stage((self.devices[d].name,), group) for d, group in zip(device, groups, strict=False))
 
 
 def _share_out(runs: list[_Run], budget: _Budget) -> None:
@@ -313,10 +312,10 @@ def _run(
     hinted = _of_hint(problem, devices, node, hint) if hint is not None and len(hint) == stages else None
     if hinted is not None:
         starts.append(hinted)
-    fastest = np.argsort([arrays.s_per_mac[d] + _seconds(graph, arrays, d) for d in range(len(devices))], kind="stable")
+    fastest = np.argsort([node_seconds(graph, arrays, d).sum() for d in range(len(devices))], kind="stable")
     for device in [np.arange(len(devices)), *([] if arrays.are_alike else [fastest])]:
         for order in orders:
-            starts.append((cut_order(graph, arrays, aim, order, device[:stages].copy(), stages), device))
+            starts.append((cut_order(graph, arrays, aim, order, device, stages), device))
         starts += [(stage_of, device) for stage_of in placed[-MOST_PLACED:]]
     run = _Run(problem, devices, node, graph, arrays, aim, state, starts, orders)
     found = []
@@ -335,17 +334,11 @@ def _run(
     return run
 
 
-def _seconds(graph: GraphArrays, arrays: DeviceArrays, d: int) -> float:
-    return float(graph.weights[:, arrays.added[d]].sum()) if arrays.added[d] >= 0 else 0.0
-
-
 def _whole(problem: Problem, graph: GraphArrays, arrays: DeviceArrays) -> float:
     """Return the seconds of the whole model on the slowest device, or its bytes: a scale for plans beyond limits."""
     if problem.is_lexicographic:
         return float(graph.weights[:, PARAMS].sum() + graph.tensor_bytes.sum()) + 1.0
-    macs = float(graph.weights[:, MACS].sum())
-    seconds = [macs * float(arrays.s_per_mac[d]) + _seconds(graph, arrays, d) for d in range(len(arrays.capacity))]
-    return max(seconds) + 1e-9
+    return max(float(node_seconds(graph, arrays, d).sum()) for d in range(len(arrays.capacity))) + 1e-9
 
 
 def _aim(problem: Problem) -> Aim:
@@ -384,9 +377,7 @@ def _of_hint(
     except PlanError:
         return None
     stage = np.zeros(int(node.max()) + 1, np.int64)
-    for index, found in enumerate(hint):
-        for name in found.operators:
-            stage[node[problem.graph.edges.index[name]]] = index
+    stage[node] = stage_of(problem.graph, hint)
     return stage, np.array([*used, *(index for index in range(len(devices)) if index not in used)])
 
 

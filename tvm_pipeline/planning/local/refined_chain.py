@@ -24,8 +24,8 @@ import numpy as np
 
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import lock_s
-from tvm_pipeline.planning.local.furthest_tree import Cut, FurthestTree, Layout
-from tvm_pipeline.planning.local.least_crossing import Network
+from tvm_pipeline.planning.local.cut_flow import Network
+from tvm_pipeline.planning.local.furthest_tree import Cut, FurthestTree
 from tvm_pipeline.planning.local.least_load import LeastCosts, busy_scale, least_of
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 
@@ -58,8 +58,7 @@ class RefinedChain:
         self.stages_s = math.inf
         self.stage_of: Integers | None = None
         self._at_least_s = at_least_s
-        self._spills = bool(least.spill and least.param_bytes.sum() > least.most_cached)
-        self._layout = Layout(Network(problem.graph, leaders=least.leaders))
+        self._network = Network(problem.graph, leaders=least.leaders)
         self._trees: dict[tuple[float, float], FurthestTree] = {}
         self._chains = [_Chain(self, weights, at_least_s) for weights in self._sequences()]
 
@@ -97,7 +96,7 @@ class RefinedChain:
         seconds, sums = self._seconds(stage_of)
         if seconds < self.stages_s:
             self.stages_s, self.stage_of = seconds, stage_of
-        if not self._spills:
+        if not self.least.spills:
             return
         fetched = self.least.spill * np.maximum(0.0, sums[2] - self.least.most_cached)
         weights = tuple(np.where(sums[1] >= fetched, 1.0, 0.0).tolist())
@@ -137,19 +136,14 @@ class RefinedChain:
             least = self.least
             enter = least.receive[1] + least.link[1]
             self._trees[ending, next_] = FurthestTree(
-                self._layout, self.work(ending), self.work(next_), least.send[1], enter
+                self._network, least.mean_work(ending), least.mean_work(next_), least.send[1], enter
             )
         return self._trees[ending, next_]
-
-    def work(self, weight: float) -> Floats:
-        """Return the least seconds of each operator, where its multiplications count with this weight."""
-        least = self.least
-        return least.added + weight * least.work + (1 - weight) * least.spill * least.param_bytes
 
     def _sequences(self) -> Iterator[tuple[float, ...]]:
         """Yield the weights of the stages that are tried."""
         count = self.stages
-        if not self._spills:
+        if not self.least.spills:
             yield (1.0,) * count
             return
         for weight in SINGLE_WEIGHTS:
@@ -179,13 +173,9 @@ class RefinedChain:
         sums: list[Floats] = [np.bincount(stage_of, column, count).astype(np.float64) for column in columns]
         if np.bincount(stage_of, minlength=count).min() == 0:
             return math.inf, sums
-        network = self._layout.network
         seconds = least.computing(*sums) + least.receive[0] + least.send[0]
         crossing = [float(least.first_bytes)]
-        for boundary in range(1, count):
-            inside = stage_of < boundary
-            kept = network.always + float(network.kept[inside].sum())
-            crossing.append(kept + network.between(inside, ~inside, []))
+        crossing += [self._network.crossing(stage_of < boundary) for boundary in range(1, count)]
         crossing.append(float(least.last_bytes))
         seconds += np.array(crossing[:-1]) * least.receive[1] + np.array(crossing[1:]) * least.send[1]
         seconds[1:] += least.link[0] + np.array(crossing[1:-1]) * least.link[1]
@@ -206,7 +196,7 @@ class _Chain:
         least = owner.least
         self._fixed = [least.call - (1 - weight) * least.spill * least.most_cached for weight in weights]
         self._first = -(least.receive[0] + least.receive[1] * least.first_bytes)
-        self._last = float(owner.work(weights[-1]).sum()) + least.send[0] + least.send[1] * least.last_bytes
+        self._last = float(least.mean_work(weights[-1]).sum()) + least.send[0] + least.send[1] * least.last_bytes
 
     def raise_until(self, deadline: float) -> None:
         """Raise `low` until the deadline."""

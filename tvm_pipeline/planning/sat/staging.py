@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.topology import Neighbours
+from tvm_pipeline.planning.search.cuts import grouped
 from tvm_pipeline.solvers.cpsat import library
 
 if TYPE_CHECKING:
@@ -236,10 +237,8 @@ class Staging:
 
     def groups(self, solver: cp_model.CpSolver) -> list[tuple[str, ...]]:
         """Return the operators of each stage of a solution, in the graph's order."""
-        stages: list[list[str]] = [[] for _ in range(self.stages)]
-        for operator, row in zip(self.dag.graph.operators, self.before, strict=True):
-            stages[self.stages - sum(map(solver.boolean_value, row))].append(operator.name)
-        return [tuple(stage) for stage in stages]
+        found = [self.stages - sum(map(solver.boolean_value, row)) for row in self.before]
+        return grouped(self.dag.graph, found, self.stages)
 
 
 def stage_of(graph: OperatorGraph, stages: Sequence[Stage]) -> list[int]:

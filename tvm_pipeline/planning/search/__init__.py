@@ -5,7 +5,6 @@ even_split.py           consecutive groups whose largest is as small as possible
 space.py                the pipelines that a search considers
 cost_tables.py          the costs of stages as arrays over cuts
 dynamic_programming.py  the schedulers chain, ideals and hybrid
-along_order.py          the best pipeline along another order of the operators
 pipelines.py            the search for the least bottleneck and for the least sum
 states.py               its states, and the stages that lead from one to the next
 idle_power.py           the least energy where an idle power counts
@@ -15,5 +14,5 @@ lexicographic.py        the search for the objectives of bytes
 revisits.py             pipelines whose devices serve several stages
 work_bound.py           a bound of all plans, whatever stages their devices share
 pareto.py               throughput against latency and energy
-with_activations.py     pipelines whose stages also fit the memory of their devices with their activations
+with_activations.py     the bytes that stages hold with their activations
 """

@@ -12,7 +12,7 @@ Next: `lexicographic.py` and `pipelines.py`, which search chains of cuts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +44,7 @@ class Cuts:
         crossing_bytes: M; bytes of all tensors that are alive at the cut, which the next device receives.
         handed_on_bytes: M; the part of the crossing bytes that one operator wrote and another will read.
         together: M; whether all readers of every operator are on one side of the cut.
+        needs: M x M; the bytes that a stage between two cuts holds at least; None where its parameters alone count.
     """
 
     graph: OperatorGraph
@@ -56,6 +57,7 @@ class Cuts:
     crossing_bytes: Integers
     handed_on_bytes: Integers
     together: npt.NDArray[np.bool_]
+    needs: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.zone)
@@ -78,16 +80,21 @@ class Cuts:
         stage_of = np.full(len(self.graph), len(chosen) - 1)
         for stage, cut in reversed(list(enumerate(chosen[:-1]))):
             stage_of[list(self.operators(cut))] = stage
-        stages: list[list[str]] = [[] for _ in chosen]
-        for operator, stage in zip(self.graph.operators, stage_of.tolist(), strict=True):
-            stages[stage].append(operator.name)
-        return [tuple(stage) for stage in stages]
+        return grouped(self.graph, stage_of.tolist(), len(chosen))
 
     def operators(self, cut: int) -> Iterator[int]:
         """Yield the indices of the operators in a cut, in no particular order."""
         while self.added[cut] >= 0:
             yield int(self.added[cut])
             cut = int(self.parent[cut])
+
+
+def grouped(graph: OperatorGraph, stage_of: Sequence[int], stages: int) -> list[tuple[str, ...]]:
+    """Return the names of the operators of each stage, in the graph's order."""
+    names: list[list[str]] = [[] for _ in range(stages)]
+    for operator, stage in zip(graph.operators, stage_of, strict=True):
+        names[stage].append(operator.name)
+    return [tuple(group) for group in names]
 
 
 @hot
@@ -112,6 +119,11 @@ def prefixes(graph: OperatorGraph) -> Cuts:
     cuts = _listed(graph, zones, complete=False, most_pairs=0)
     assert cuts is not None  # no zone has a pair
     return cuts
+
+
+def reordered(graph: OperatorGraph, order: Sequence[int]) -> OperatorGraph:
+    """Return the graph with its operators in another topological order; a profile of the one is one of the other."""
+    return replace(graph, operators=tuple(graph.operators[operator] for operator in order))
 
 
 @lru_cache(maxsize=2)

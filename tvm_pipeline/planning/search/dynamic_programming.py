@@ -1,16 +1,17 @@
-"""The exact planner by dynamic programming: the schedulers `chain`, `ideals` and `hybrid`.
+"""The exact planner by dynamic programming: the schedulers `chain`, `two-stage`, `ideals` and `hybrid`.
 
-`chain` cuts the graph's own order, `ideals` cuts the graph anywhere, and `hybrid` also replicates stages. All three
-turn a problem into searches of `pipelines.py` (or, for objectives of bytes, of `lexicographic.py`), take the best plan
-of all searches, and state its bound. Next: `pipelines.py`.
+`chain` cuts the graph's own order, `two-stage` cuts it once, `ideals` cuts the graph anywhere, and `hybrid` also
+replicates stages. All of them turn a problem into searches of `pipelines.py` (or, for objectives of bytes, of
+`lexicographic.py`), take the best plan of all searches, and state its bound. Next: `pipelines.py`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
@@ -18,8 +19,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, counts_period, idle_w, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, SearchTimeError
-from tvm_pipeline.planning.baselines.even_parameters import even_parameters
-from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.planning.baselines.segments import even_parameters, greedy
 from tvm_pipeline.planning.baselines.whole_model import single
 from tvm_pipeline.planning.conflict import explain
 from tvm_pipeline.planning.search.cost_tables import (
@@ -30,9 +30,9 @@ from tvm_pipeline.planning.search.cost_tables import (
     stage_joules,
     stage_seconds,
 )
-from tvm_pipeline.planning.search.cuts import Cuts, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, prefixes, reordered
 from tvm_pipeline.planning.search.cuts import ideals as all_ideals
-from tvm_pipeline.planning.search.idle_power import CappedResult, least_energy
+from tvm_pipeline.planning.search.idle_power import least_energy
 from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.planning.search.pipelines import (
     FoundPipeline,
@@ -50,11 +50,13 @@ from tvm_pipeline.planning.search.space import (
     serving_once,
     single_units,
 )
-from tvm_pipeline.planning.search.with_activations import fitting_chain
+from tvm_pipeline.planning.search.with_activations import SegmentBytes, check_operators
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
 # Relative; two figures closer than this are the same figure summed in another order.
 ROUNDING = 1e-9
+# The seconds for which pipelines are proposed and checked with their activations if no limit is given.
+FITTING_S = 30.0
 
 
 def chain(problem: Problem) -> Plan:
@@ -62,20 +64,73 @@ def chain(problem: Problem) -> Plan:
 
     For throughput, under a limit of throughput, and for energy with an idle power each device serves one stage. Else,
     for latency and energy, a device may serve several stages, unless it has a memory limit or a parameter cache.
-    Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) is the case of two stages (`two_stage.py` says what
-    differs); they enumerate the cuts for k stages.
+    Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) is the case of two stages (`two_stage`); they enumerate the
+    cuts for k stages.
 
     Raises:
         InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
     """
-    plan = plan_over(replace(problem, activations=False), prefixes(problem.graph), single_units, "chain")
+    cuts = prefixes(problem.graph)
+    plan = plan_over(replace(problem, activations=False), cuts, single_units, "chain")
     if not problem.counts_activations:
         return plan
     try:
         return fitting_plan(problem, plan)
     except PlanError as error:
-        found = fitting_chain(problem, str(error))
+        found = _fitting_chain(problem, cuts, str(error))
         return replace(found, status="optimal" if found.value == plan.bound else "feasible", bound=plan.bound)
+
+
+def two_stage(problem: Problem) -> Plan:
+    """Return the best pipeline of two stages along the graph's order.
+
+    This is Algorithm 1 of Velasco-Montero et al., IEEE Access 2023, with the judge's costs. Two details of the printed
+    algorithm are missing here, and `algorithm_1.py` has them:
+
+    - The paper's cut n runs from 1 to N, and n = N is one device alone. Here both stages have operators. A single
+      device is the scheduler `single`, which `best` compares with this one.
+    - The paper charges both stages for their input, the first one for the network's. Here the first stage pays for it
+      on a modelled device only: a profile has no figure of the way from the host to a measured device (`evaluate.py`).
+
+    Raises:
+        InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
+    """
+    return replace(chain(replace(problem, stages=2)), scheduler="two-stage")
+
+
+def _fitting_chain(problem: Problem, cuts: Cuts, refused: str) -> Plan:
+    """Return the best pipeline of consecutive operators that fits with its activations, see `with_activations.py`.
+
+    Args:
+        refused: why the best pipeline by parameters alone does not fit; the message says so if no other one fits.
+
+    Raises:
+        InfeasibleError: an operator fits no device.
+        LimitMissedError: no such pipeline was found.
+    """
+    check_operators(problem)
+    deadline = time.monotonic() + (FITTING_S if problem.time_limit_s is None else problem.time_limit_s)
+    segments = SegmentBytes(problem.graph, cuts)
+    none_fits = LimitMissedError(
+        f"no pipeline was found along the order of {problem.graph.name} whose stages fit into memory_bytes with "
+        f"their activations, and of the best without them {refused}"
+    )
+    while (left_s := deadline - time.monotonic()) > 0:
+        limited = replace(problem, activations=False, time_limit_s=left_s)
+        try:
+            plan = plan_over(limited, replace(cuts, needs=segments.bytes), single_units, "chain")
+        except InfeasibleError as error:
+            raise none_fits from error
+        ends = accumulate((len(stage.operators) for stage in plan.stages), initial=0)
+        devices = [problem.platform.device(stage.devices[0]) for stage in plan.stages]
+        # All are checked, so that the next proposal avoids every segment of this one that is too large.
+        fits = [segments.fit(device, *segment) for device, segment in zip(devices, pairwise(ends), strict=True)]
+        if all(fits):
+            try:
+                return fitting_plan(problem, plan)
+            except PlanError as error:
+                raise LimitMissedError(f"the best pipeline whose activations fit misses a limit: {error}") from error
+    raise none_fits
 
 
 def ideals(problem: Problem) -> Plan:
@@ -100,6 +155,21 @@ def hybrid(problem: Problem) -> Plan:
         OptionError: the objective is one of bytes, which replicas do not change.
     """
     return plan_over(problem, all_ideals(problem.graph) or prefixes(problem.graph), replica_units, "hybrid")
+
+
+def along(problem: Problem, order: Sequence[int], name: str) -> Plan:
+    """Return the best pipeline of single devices whose stages are consecutive pieces of another topological order.
+
+    Args:
+        order: indices into `problem.graph.operators`.
+        name: of the scheduler that the plan bears.
+
+    Raises:
+        NoPlanError: there is none along this order, or none was found in time.
+        OptionError: there are more states than the search can hold.
+    """
+    in_order = replace(problem, graph=reordered(problem.graph, order))
+    return plan_over(in_order, prefixes(in_order.graph), single_units, name)
 
 
 def _listed(problem: Problem) -> Cuts:
@@ -297,18 +367,15 @@ def _least_energy(
     if math.isinf(least_s):
         return Search(None, math.inf)
 
-    def under(cap: float, least_j: float, below_j: float) -> CappedResult[FoundPipeline]:
+    def under(cap: float, least_j: float, below_j: float) -> tuple[Search, float]:
         search = least_sum(space, costs, busy, cap, deadline, least=least_j, below=below_j)
-        if search.found is None:
-            return CappedResult(math.inf, math.inf, None, ended=math.isfinite(search.bound))
-        period_s, _ = _figures(space, busy, costs, search.found, slowest=False)
-        return CappedResult(search.found.value, period_s, search.found, ended=search.bound < search.found.value)
+        return search, _figures(space, busy, costs, search.found, slowest=False)[0] if search.found else math.inf
 
-    least = least_energy(under, watts, (least_s, most_s), at_most)
-    bound = least.bound
-    if math.isfinite(bound) and _links_matter(space, busy):
-        bound = min(bound, _least_alone(space, costs, deadline) + watts * least_s)
-    return Search(least.plan and replace(least.plan, value=least.value), bound)
+    search = least_energy(under, watts, (least_s, most_s), at_most)
+    if math.isfinite(search.bound) and _links_matter(space, busy):
+        alone_j = _least_alone(space, costs, deadline)
+        return replace(search, bound=min(search.bound, alone_j + watts * least_s))
+    return search
 
 
 def _links_matter(space: Space, seconds: StageCosts) -> bool:

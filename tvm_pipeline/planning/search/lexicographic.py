@@ -36,7 +36,8 @@ from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.search.cuts import Cuts, Integers, is_inside
+from tvm_pipeline.planning.search.cost_tables import capacities
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, is_inside
 from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
 
@@ -108,8 +109,7 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: ChainPr
                 f"(`children_together`), {problem.graph.name} can be cut into at most {possible}"
             )
         devices = devices[:possible]
-    memory = [problem.platform.device(name).memory_bytes for name in devices]
-    capacity = np.array([space.total if size is None else size for size in memory], np.int64)
+    capacity = capacities([problem.platform.device(name) for name in devices])
     space = replace(space, stages=len(devices), capacity=capacity)
     chosen, bound = _solve(space, problem.objective, deadline)
     stages = tuple(map(Stage, ((name,) for name in devices), cuts.stages([int(space.index[cut]) for cut in chosen])))
@@ -128,7 +128,8 @@ class _Space:
         stages: the number of stages.
         cache: the parameter cache of every device, in bytes.
         heaviest: the parameter bytes of the largest operator.
-        capacity: the parameter bytes that fit the device of each stage.
+        capacity: the bytes that fit the device of each stage.
+        needs: as in `Cuts`; 0 x 0 where a stage holds its parameters alone.
     """
 
     index: Integers
@@ -139,7 +140,8 @@ class _Space:
     stages: int
     cache: int
     heaviest: int
-    capacity: Integers
+    capacity: Floats
+    needs: Floats
     pruning: ChainPruning
 
     @classmethod
@@ -155,7 +157,8 @@ class _Space:
             stages,
             cache,
             heaviest,
-            np.full(stages, cuts.param_bytes[-1]),
+            np.full(stages, np.inf),
+            np.zeros((0, 0)) if cuts.needs is None else np.ascontiguousarray(cuts.needs[np.ix_(index, index)]),
             pruning,
         )
 
@@ -185,7 +188,7 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
     """Return the chosen cuts, and a bound if the deadline ended the search before it proved that they are the best."""
     overflow_matters = "dram" in objective
     chosen = _even_prefixes(space) if space.pruning.known else []
-    if chosen and np.any(_stage_bytes(space, chosen) > space.capacity):
+    if chosen and (len(space.needs) or np.any(_stage_bytes(space, chosen) > space.capacity)):
         chosen = []
     most = _peak(space, chosen) if chosen else space.total
 
@@ -272,7 +275,7 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
         balance: compare chains by their peak next, else by their widest boundary.
     """
     count, k, pruning = len(space.index), space.stages, space.pruning
-    cuts = _Cuts(space.zone, space.members, space.param_bytes, space.handed_on)
+    cuts = _Cuts(space.zone, space.members, space.param_bytes, space.handed_on, space.needs)
     layers = [_Layer(*_nothing(count), 0, 1)]
     layers[0].first[0] = layers[0].second[0] = 0
     for stage in range(1, k + 1):
@@ -285,13 +288,14 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
         if stage == k:
             low, high = count - 1, count
         layers.append(_Layer(*_nothing(count), low, high))
-        capacity = min(most, int(space.capacity[stage - 1]))
-        _extend(cuts, layers[-2], layers[-1], _Rule(capacity, space.cache, add_overflow, balance, pruning.stop))
+        capacity = float(space.capacity[stage - 1])
+        rule = _Rule(int(min(most, capacity)), capacity, space.cache, add_overflow, balance, pruning.stop)
+        _extend(cuts, layers[-2], layers[-1], rule)
     first, second = layers[-1].first, layers[-1].second
     if second[-1] >= NEVER:
         raise InfeasibleError(
             f"no cut into {k} stages keeps the memory_bytes of the devices, in order "
-            f"{', '.join(map(str, space.capacity.tolist()))}; give them more memory, or ask for other `stages`"
+            f"{', '.join(f'{size:.0f}' for size in space.capacity)}; give them more memory, or ask for other `stages`"
         )
     chosen = [count - 1]
     for layer in reversed(layers[2:]):
@@ -312,12 +316,14 @@ class _Cuts(NamedTuple):
         members: cuts x words; the operators before a cut as bits, to compare cuts of one zone.
         param_bytes: parameter bytes of the operators before each cut, which never fall.
         handed_on: bytes that cross each cut.
+        needs: see `_Space`.
     """
 
     zone: Any
     members: Any
     param_bytes: Any
     handed_on: Any
+    needs: Any
 
 
 class _Layer(NamedTuple):
@@ -341,6 +347,7 @@ class _Rule(NamedTuple):
 
     Attributes:
         most: the parameter bytes that no stage exceeds.
+        capacity: the bytes that fit the device.
         cache: the parameter bytes beyond which a stage overflows.
         add_overflow: whether the sum of the overflow is compared first.
         balance: whether the peak of the parameter bytes is compared next, else the widest boundary.
@@ -348,6 +355,7 @@ class _Rule(NamedTuple):
     """
 
     most: int
+    capacity: float
     cache: int
     add_overflow: bool
     balance: bool
@@ -391,6 +399,8 @@ def _extend(cuts: _Cuts, last: _Layer, new: _Layer, rule: _Rule) -> None:
             if last.second[i] > widest:
                 widest = last.second[i]
             if total > best_first or (total == best_first and widest >= best_second):
+                continue
+            if len(cuts.needs) and cuts.needs[i, j] > rule.capacity:
                 continue
             if is_inside(cuts.zone, cuts.members, i, j):
                 best_first, best_second, best = total, widest, i

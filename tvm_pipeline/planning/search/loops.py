@@ -46,6 +46,7 @@ class CutArrays(NamedTuple):
         sets: M x words; the operators before a cut as bits, to compare cuts of one zone.
         usable: M; whether a stage may end here.
         ordered: M; the number of ordered operators before each cut.
+        needs: M x M; the bytes that a stage between two cuts holds; 0 x 0 where these are its parameters.
     """
 
     param_bytes: Any
@@ -53,6 +54,7 @@ class CutArrays(NamedTuple):
     sets: Any
     usable: Any
     ordered: Any
+    needs: Any
 
 
 class Costs(NamedTuple):
@@ -99,7 +101,7 @@ class Goal(NamedTuple):
         cap: the seconds that no stage may exceed.
         limit: the sum that no pipeline may exceed.
         to_come: N x M, or N x 1; a lower bound of what a pipeline adds to the sum after it is in a state at a cut.
-        capacity: D; parameter bytes that fit the device.
+        capacity: D; bytes that fit the device.
         slowdown: D; how many times slower the device is than it would be alone.
     """
 
@@ -157,8 +159,9 @@ def device_cost(costs: Costs, row: int, d: int, i: int, j: int, param_bytes: flo
 
 @hot
 def unit_seconds(
-    lattice: Lattice, seconds: Costs, goal: Goal, stage: int, unit: int, i: int, j: int, param_bytes: float
-) -> Any:
+    lattice: Lattice, seconds: Costs, goal: Goal, stage: int, unit: int, i: int, j: int, param_bytes: float,
+    held_bytes: float,
+) -> Any:  # fmt: skip
     """Return the seconds of a unit for a frame, and its rate while no other device works.
 
     A unit of several devices takes 1 / sum(1 / seconds) for a frame. The seconds are infinite if the unit cannot run
@@ -168,7 +171,7 @@ def unit_seconds(
     for m in range(lattice.sizes[unit]):
         d = lattice.members[unit, m]
         taken = device_cost(seconds, seconds.which[stage, m], d, i, j, param_bytes)
-        if param_bytes > goal.capacity[d] or taken >= seconds.impossible:
+        if held_bytes > goal.capacity[d] or taken >= seconds.impossible:
             return inf, 0.0
         rate += 1.0 / max(taken, 1e-12)
         idle_rate += goal.slowdown[d] / max(taken, 1e-12)
@@ -225,7 +228,8 @@ def advance(
                 if replicated and cuts.ordered[i] != cuts.ordered[j]:
                     continue
                 param_bytes = cuts.param_bytes[j] - cuts.param_bytes[i]
-                new, idle_rate = unit_seconds(lattice, seconds, goal, stage, unit, i, j, param_bytes)
+                held_bytes = cuts.needs[i, j] if len(cuts.needs) else param_bytes
+                new, idle_rate = unit_seconds(lattice, seconds, goal, stage, unit, i, j, param_bytes, held_bytes)
                 if new == inf or new > goal.cap:
                     continue
                 if goal.adds:

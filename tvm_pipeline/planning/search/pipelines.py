@@ -204,7 +204,8 @@ class _Pass:
         return False, _best(self.space, self.states, table)
 
     def _can_queue(self) -> bool:
-        nested = self.space.cuts.zone[-1] == len(self.space.cuts) - 1
+        cuts = self.space.cuts
+        nested = cuts.zone[-1] == len(cuts) - 1 and cuts.needs is None
         single = all(len(unit) == 1 for unit in self.space.units)
         return self.pruning.queue and self.adds and single and nested and self.first.adds_up and self.second.adds_up
 
@@ -268,7 +269,8 @@ def _lattice(space: Space, states: States) -> loops.Lattice:
 def _cut_arrays(space: Space) -> loops.CutArrays:
     cuts = space.cuts
     usable = cuts.together if space.together else np.ones(len(cuts), bool)
-    return loops.CutArrays(space.param_bytes, cuts.zone, cuts.members, usable, space.ordered)
+    needs = np.zeros((0, 0)) if cuts.needs is None else cuts.needs
+    return loops.CutArrays(space.param_bytes, cuts.zone, cuts.members, usable, space.ordered, needs)
 
 
 def _costs(space: Space, states: States, costs: StageCosts) -> loops.Costs:

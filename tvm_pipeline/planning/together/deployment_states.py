@@ -14,7 +14,8 @@ import numpy as np
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.memory import stage_memory
-from tvm_pipeline.planning.search.cuts import Floats, Integers
+from tvm_pipeline.planning.local.starts import even_ends
+from tvm_pipeline.planning.search.cuts import Floats
 from tvm_pipeline.planning.together.annealed_cuts import State, anneal, weigh
 from tvm_pipeline.planning.together.deployment_judge import Demand
 from tvm_pipeline.planning.together.model_figures import Models
@@ -64,7 +65,7 @@ def first_state(models: Models, spread: bool) -> State | None:
         stages[i] = f.stages[i] or min(share, len(row) - 1)
         if not 0 < stages[i] <= min(devices, len(row) - 1):
             return None
-        cuts[i, : stages[i] + 1] = _even(row, int(stages[i]))
+        cuts[i, : stages[i] + 1] = even_ends(row, [1.0] * int(stages[i]))
         device[i] = (np.arange(devices) + taken) % devices
         taken += 0 if spread else int(stages[i])
     return State(stages, cuts, device, np.zeros(devices + f.buses), np.zeros(devices), np.zeros(devices))
@@ -77,17 +78,6 @@ def _seconds(models: Models, i: int) -> Floats:
     devices = f.scale.shape[1]
     fetched = f.table.spill[i * devices : (i + 1) * devices].mean() * f.params[here]
     return (f.added[:, here] + f.work[:, here]).mean(axis=0) + fetched  # type: ignore[no-any-return]
-
-
-def _even(row: Floats, stages: int) -> Integers:
-    """Return stages + 1 ascending positions that cut a row of sums about evenly."""
-    wanted = np.searchsorted(row, np.linspace(0, float(row[-1]), stages + 1)[1:-1])
-    found = np.array([0, *wanted, len(row) - 1])
-    for index in range(1, stages):
-        found[index] = max(found[index], found[index - 1] + 1)
-    for index in range(stages - 1, 0, -1):
-        found[index] = min(found[index], found[index + 1] - 1)
-    return found
 
 
 def plans_of(models: Models, state: State) -> list[tuple[Stage, ...]]:

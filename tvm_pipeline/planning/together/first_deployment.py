@@ -23,13 +23,10 @@ import numpy as np
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.topology import topological_order
 from tvm_pipeline.errors import NoPlanError, OptionError, PlanError
-from tvm_pipeline.planning.local.device_figures import device_arrays
-from tvm_pipeline.planning.local.graph_arrays import graph_arrays, nodes_of
 from tvm_pipeline.planning.local.local_search import local_search
-from tvm_pipeline.planning.local.starts import deep_order
-from tvm_pipeline.planning.search.along_order import reordered
-from tvm_pipeline.planning.search.cuts import Cuts, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, prefixes, reordered
 from tvm_pipeline.planning.together.annealed_cuts import State
 from tvm_pipeline.planning.together.deployment_judge import Demand, fitted_together, judge_deployment, scarce_devices
 from tvm_pipeline.planning.together.deployment_states import (
@@ -137,7 +134,7 @@ def _recut(demands: Sequence[Demand], models: Models, best: State, deadline: flo
     # A model whose downsets are not listed, or whose latency is limited, is not cut anew.
     rows = [None if d.problem.max_latency_s else row for d, row in zip(demands, listed, strict=True)]
     every = models_of(demands, [row or known for row, known in zip(rows, models.cuts, strict=True)], devices)
-    places = [_deep_places(demand.problem, devices) for demand in demands]
+    places = [_deep_places(demand.problem) for demand in demands]
     vain = 0
     for turn in range(MOST_TURNS):
         if time.monotonic() >= deadline or vain == MOST_VAIN:
@@ -229,11 +226,9 @@ def _with_found_orders(
     return (others, state) if state is not None and rank(others, state) < rank(models, best) else (models, best)
 
 
-def _deep_places(problem: Problem, devices: tuple[Device, ...]) -> list[int]:
+def _deep_places(problem: Problem) -> list[int]:
     """Return the place of each operator in an order that follows a branch to its end."""
-    node = nodes_of(problem)
-    if len(set(node.tolist())) < len(problem.graph):  # operators that stay together are one node
+    edges = problem.graph.edges
+    if problem.children_together:  # such an order may part operators that stay together
         return list(range(len(problem.graph)))
-    _, weights = device_arrays(problem, devices)
-    order = deep_order(graph_arrays(problem, node, weights))
-    return [int(place) for place in np.argsort(order)]
+    return [int(place) for place in np.argsort(topological_order(edges.before, edges.after, "last"))]

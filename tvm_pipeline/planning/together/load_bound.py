@@ -30,7 +30,8 @@ from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.cost.device_costs import lock_s
 from tvm_pipeline.cost.stage_table import DeviceTable, computing, fetched
 from tvm_pipeline.cost.whole_stages import least_ratio
-from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
+from tvm_pipeline.planning.local.cut_flow import Network
+from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
 from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Floats, is_inside
@@ -196,7 +197,7 @@ class _LeastLoad:
             )
             return float(found)
         share = max(s for s in SHARES if s * least.spill <= price * (1 + 1e-9)) if least.spill else 0.0
-        work = least.added + (1 - share) * least.work + share * least.spill * least.param_bytes
+        work = least.mean_work(1 - share)
         if share not in self.crossing:
             self.crossing[share] = self._crossing(work, deadline)
         crossing = self.crossing[share]
