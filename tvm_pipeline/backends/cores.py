@@ -1,14 +1,21 @@
-"""The CPU cores of this machine: which processor they are, and whether a device may use them. Next: `contract.py`."""
+"""The CPU cores of this machine: their processor, whether a device may use them, and threads that keep to some of them.
+
+Next: `contract.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
+
+T = TypeVar("T")
 
 
 def check_cores(device: Device) -> None:
@@ -25,6 +32,12 @@ def bind(cores: Sequence[int]) -> None:
     """Bind the calling thread to these cores, if there are any; threads that it starts begin there, too."""
     if cores:
         os.sched_setaffinity(0, cores)
+
+
+def made_on(cores: Sequence[int], make: Callable[[], T]) -> T:
+    """Return what `make` returns in a new thread that is bound to these cores; threads that it starts stay there."""
+    with ThreadPoolExecutor(1, initializer=bind, initargs=(cores,)) as pool:
+        return pool.submit(make).result()
 
 
 def processor() -> str:

@@ -6,6 +6,7 @@ an error that says how. The next question starts another one.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -14,10 +15,13 @@ from typing import Any
 
 import msgspec
 
-from tvm_pipeline.errors import RunError
+from tvm_pipeline.backends.operator_timing import alike_operators
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.processes import Child, receive, send
 
 MOST_S = 300.0  # for one answer
+_log = logging.getLogger(__name__)
 _ERROR = "[ERROR]"  # before the reasons that OpenVINO and its provider log alone
 
 
@@ -32,6 +36,17 @@ class Trial:
         self._function = function
         self._child: Child | None = None
         self._asking = threading.Lock()
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def known(self, question: str) -> tuple[Any, str]:
+        """Return the answer to a question that is asked once, by a fresh child, and why there is none."""
+        if question not in self._known:
+            self.close()
+            try:
+                self._known[question] = self.ask(question), ""
+            except RunError as error:
+                self._known[question] = None, str(error)
+        return self._known[question]
 
     def ask(self, question: object, content: bytes = b"-", limit_s: float = MOST_S) -> Any:
         """Return the answer, as JSON has it.
@@ -90,3 +105,28 @@ def answer(channel: socket.socket, do: Callable[[Any, bytes], Any]) -> None:
         except Exception as error:  # of any engine
             told = None, str(error) or type(error).__name__
         send(channel, msgspec.json.encode(told))
+
+
+def refused_operators(graph: OperatorGraph, fault: Callable[[str], str], what: str) -> dict[str, str]:
+    """Return the operators that a device does not compute, each with the reason; a warning names the first.
+
+    Args:
+        fault: returns why it does not compute an operator, or nothing; it is asked once for operators that are alike.
+        what: the device, for the message.
+
+    Raises:
+        ModelError: it computes none of them.
+    """
+    refused: dict[str, str] = {}
+    for group in alike_operators(graph):
+        names = [graph.operators[index].name for index in group]
+        if reason := fault(names[0]):
+            refused |= dict.fromkeys(names, reason)
+    if len(refused) == len(graph):
+        raise ModelError(f"{what} runs none of its operators: {next(iter(refused.values()))}")
+    if refused:
+        first, reason = next(iter(refused.items()))
+        count = f"{len(graph) - len(refused)} of {len(graph)}"
+        rest = f"leaves others to other devices: {first}, since {reason}"
+        _log.warning(f"{graph.name}: {what} runs {count} operators, and {rest}")
+    return refused
