@@ -52,7 +52,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 2986,
+    "tvm_pipeline/backends": 3093,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3195,
     "tvm_pipeline/core": 3465,
@@ -68,6 +68,7 @@ MOST_LINES = {
     "tvm_pipeline/testing": 1150,
     "tvm_pipeline/workflow": 2775,
     "backends/tvm_pipeline_edgetpu": 3420,
+    "backends/tvm_pipeline_litert": 350,
     "backends/tvm_pipeline_onnxruntime": 565,
     "backends/tvm_pipeline_openvino": 570,
     "backends/tvm_pipeline_tvm": 18_855,
