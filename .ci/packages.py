@@ -179,6 +179,8 @@ def check_edgetpu(env: Environment) -> None:
     env.cli("devices", "--platform", "desk.toml", says="tpu0")
     env.cli("compile", MODEL, "--platform", "desk.toml", "-o", "model.tar", says="model.tar")
     env.cli("plan", "model.tar", "--json", says='"status"')
+    (env.folder / "litert.toml").write_text(f'name = "desk"\n{ENGINE}'.replace("onnxruntime", "litert"))
+    env.cli("compile", MODEL, "--platform", "litert.toml", "--verify", "0", "-o", "litert.tar", says="litert.tar")
 
 
 def check_onnxruntime(env: Environment) -> None:

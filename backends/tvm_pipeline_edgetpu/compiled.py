@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 
 from tvm_pipeline.backends.contract import Array, Order, Port, StageArena, StageRunner
-from tvm_pipeline.backends.engine import EngineModel, refused_alone
+from tvm_pipeline.backends.engine import EngineModel, refused_operators
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, PlatformError
+from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
 from tvm_pipeline_edgetpu.external import ENGINE, is_external
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, is_edge_tpu
@@ -66,15 +66,14 @@ class EdgeTpuModel(EngineModel):
             for reason, operators in compiled.unsupported().items():
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
         for target in filter(is_external, targets):
-            compiled.leave(target, compiled._refused_by(target, trial))
+            compiled._leave_refused(Device("", target=target), trial)
         return compiled
 
-    def _refused_by(self, target: str, trial: Trial) -> dict[str, str]:
-        """Return the operators that a delegate refuses; raise ModelError where it computes none."""
-        refused = refused_alone(self.graph, lambda one: trial.ask(target, self._content(self._slicer.slice([one]))))
-        if len(refused) == len(self.graph):
-            raise ModelError(f"{target} runs none of its operators: {next(iter(refused.values()))}")
-        return refused
+    def _leave_refused(self, device: Device, trial: Trial) -> None:
+        """Leave to others what a delegate refuses; raise ModelError where it computes nothing."""
+        target = device.target
+        refused = refused_operators(self.graph, lambda one: trial.ask(target, self.content([one], device)), target)
+        self.refuse({target: refused})
 
     def content(self, operators: Sequence[str], device: Device) -> bytes:
         part = self._slicer.slice(operators)

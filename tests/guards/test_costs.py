@@ -54,6 +54,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/together/*", "loads.model", "the model of CP-SAT"),
     ("planning/together/*", "load.model", "the model of CP-SAT"),
     ("backends/sliced.py", "part.model", "the network of a slice"),
+    ("backends/tvm_pipeline_litert/*", "part.model", "the network of a slice"),
     ("backends/contract.py", "self.model", "the network of a slice"),
     ("runtime/pipeline.py", "work.model", "the model's operators of a stage"),
     ("backends/tvm_pipeline_tvm/relay/child.py", "order.model", "the network that a process is to compile"),

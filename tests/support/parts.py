@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 _SBIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/homebrew/sbin"
 MOSQUITTO = shutil.which("mosquitto", path=_SBIN)
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 FRIGATE = Path(os.environ.get("FRIGATE", "frigate"), "frigate/detectors/plugins/zmq_ipc.py")
 
 
@@ -65,6 +67,26 @@ def nvidia_file(name: str) -> Path | None:
     return next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
 
 
+def _swiftshader() -> bool:
+    """Return whether Vulkan's loader is here, and the GPU in software that comes with Chromium."""
+    try:
+        ctypes.CDLL("libvulkan.so.1")
+    except OSError:
+        return False
+    return SWIFTSHADER.exists()
+
+
+def _litert_openvino() -> bool:
+    """Return whether the OpenVINO is here that LiteRT's compiler for Intel's NPUs is linked with."""
+    found = find_spec("ai_edge_litert"), find_spec("openvino")
+    if not all(found):
+        return False
+    litert, openvino = (Path(str(spec and spec.origin)).parent for spec in found)
+    compiler = litert / "vendors/intel_openvino/compiler/libLiteRtCompilerPlugin_IntelOpenvino.so"
+    named = re.search(rb"libopenvino\.so\.\d+", compiler.read_bytes()) if compiler.exists() else None
+    return named is not None and (openvino / "libs" / named[0].decode()).exists()
+
+
 def _gstreamer() -> bool:
     """Return whether GStreamer's loader of Python elements is here, and of this version of Python."""
     code = "import sys, gi; gi.require_version('GstVideo', '1.0'); print('%d.%d' % sys.version_info[:2])"
@@ -90,6 +112,8 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "tflite": (_module("tflite"), "pip install '.[edgetpu]'"),
     "flatbuffers": (_module("flatbuffers"), "pip install '.[edgetpu]'"),
     "ai_edge_litert": (_module("ai_edge_litert"), "pip install '.[edgetpu]'"),
+    "OpenVINO of LiteRT": (_litert_openvino, "pip install ai-edge-litert-sdk-intel, in an environment of its own"),
+    "SwiftShader": (_swiftshader, "apt install chromium libvulkan1"),
     "av": (_module("av"), "pip install '.[video]'"),
     "tvm_pipeline_boards": (_module("tvm_pipeline_boards"), "pip install ."),
     "tvm_pipeline_video": (_module("tvm_pipeline_video"), "pip install '.[video]'"),

@@ -200,12 +200,7 @@ class EngineModel(CompiledModel):
     def leave(self, target: str, refused: Mapping[str, str]) -> None:
         """Leave operators to other devices than those of a target; a warning names the first with the reason."""
         self.refuse({target: refused})
-        if refused:
-            first, reason = next(iter(refused.items()))
-            _log.warning(
-                f"{self.graph.name}: {target} runs {len(self.graph) - len(refused)} of {len(self.graph)} operators, "
-                f"and leaves others to other devices: {first}, since {reason}"
-            )
+        _warn(self.graph, target, refused)
 
     def computes(self, device: Device) -> list[str]:
         refused = self.refusals(device)
@@ -274,6 +269,24 @@ def refused_alone(graph: OperatorGraph, tried: Callable[[str], object]) -> dict[
         except (ModelError, RunError) as error:
             refused |= dict.fromkeys(names, str(error))
     return refused
+
+
+def refused_operators(graph: OperatorGraph, tried: Callable[[str], object], what: str) -> dict[str, str]:
+    """Return what `refused_alone` does, after a warning of `what` that names the first; ModelError if that is all."""
+    refused = refused_alone(graph, tried)
+    if len(refused) == len(graph):
+        raise ModelError(f"{what} runs none of its operators: {next(iter(refused.values()))}")
+    _warn(graph, what, refused)
+    return refused
+
+
+def _warn(graph: OperatorGraph, what: str, refused: Mapping[str, str]) -> None:
+    if refused:
+        first, reason = next(iter(refused.items()))
+        _log.warning(
+            f"{graph.name}: {what} runs {len(graph) - len(refused)} of {len(graph)} operators, and leaves others to "
+            f"other devices: {first}, since {reason}"
+        )
 
 
 def seconds_of_noise(stage: StageRunner, repeats: int) -> Iterator[float]:

@@ -36,7 +36,7 @@ EnginesOption = Annotated[
     typer.Option(
         "--engines",
         help="The engines that compete for each stage, with commas: tvm, and those that are installed: onnxruntime and "
-        "openvino for .onnx, tflite for .tflite. Without it, TVM runs what it takes.",
+        "openvino for .onnx, tflite and litert for .tflite. Without it, TVM runs what it takes.",
     ),
 ]
 RemoteOption = Annotated[
