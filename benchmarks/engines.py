@@ -209,15 +209,15 @@ def timed(runner: StageRunner, runs: int) -> list[float]:
 
 def own_call(runner: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], object]:
     """Return what runs the request of a stage, whose tensors are bound already."""
-    if hasattr(runner, "_request"):  # OpenVINO
+    if hasattr(runner.made, "infer"):  # OpenVINO
         runner.run(inputs, outputs)
-        return partial(runner._request.infer, share_inputs=True)
-    binding = runner._session.io_binding()
+        return partial(runner.made.infer, share_inputs=True)
+    binding = runner.made.io_binding()
     for port, array in zip(runner.inputs, inputs, strict=True):
         binding.bind_cpu_input(port.name, array)
     for port, array in zip(runner.outputs, outputs, strict=True):
         binding.bind_output(port.name, "cpu", 0, array.dtype, port.shape, array.ctypes.data)
-    return partial(runner._session.run_with_iobinding, binding)
+    return partial(runner.made.run_with_iobinding, binding)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def check_stages_of(device: Device, count: int) -> None:
 
 
 def _check_replicas(graph: OperatorGraph, stages: tuple[Stage, ...], used: Mapping[str, Device]) -> None:
-    """Raise PlanError where a stage cannot have replicas, or a device cannot be one of them."""
+    """Raise PlanError where a stage cannot have several workers, or a device cannot be one of its replicas."""
     ordered = {operator.name for operator in graph.operators if operator.ordered}
     of_one = ordered | {operator.name for operator in graph.operators if operator.is_host}
     replica_of: dict[str, int] = {}

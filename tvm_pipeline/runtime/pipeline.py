@@ -8,6 +8,9 @@
 block when the pipeline is full or empty, with a time limit if one is given. Any thread may submit; one thread takes the
 results. Read `slots.py` first: it says where the data of a frame is.
 
+A device with `concurrent_copies` has two threads for each stage. They take frames in turns, and one of them computes at
+a time (`worker.FairLock`), so that one copies a frame while the other computes another.
+
 With a batch (`OperatorGraph.batch`) a slot carries a call: frames join it until its first stage begins, so under load
 each call is full, and a frame that meets an idle pipeline waits for no other.
 
