@@ -107,7 +107,10 @@ def test_one_model_on_calm_devices_is_judged_as_evaluate_does(rng: random.Random
         predicted = verdict(problem, stages)
         if predicted is not None and predicted.throughput_fps is not None:
             shares = judge_deployment([Demand(problem, 7.0)], [stages])
-            assert max(shares.values()) == pytest.approx(7.0 / predicted.throughput_fps)
+            if any(device.concurrent_copies for device in problem.platform.devices):  # copies count as work here
+                assert max(shares.values()) >= 7.0 / predicted.throughput_fps * (1 - 1e-9)
+            else:
+                assert max(shares.values()) == pytest.approx(7.0 / predicted.throughput_fps)
 
 
 def test_a_stage_measured_whole_counts_as_measured() -> None:

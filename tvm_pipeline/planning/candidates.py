@@ -102,6 +102,11 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
                 return [_pipeline(left(), cuts)]
         return [plan_large_graph(left(), bound, again=_serves_again(problem))]
 
+    def cut_in_two(_: list[Plan]) -> list[Plan]:
+        with suppress(OptionError):  # the same
+            return [two_stage(left())]
+        return []
+
     pipeline: dict[str, Maker] = {"pipeline": cut}
     if counts_edges(problem.objective):
         return pipeline
@@ -112,7 +117,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
         "replicas": lambda _: replicas_by_engine(problem),
-        "two-stage": lambda _: [two_stage(left())],
+        "two-stage": cut_in_two,
         **pipeline,
     }
     # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
