@@ -168,7 +168,8 @@ def race(name: str, options: argparse.Namespace) -> None:
         plans = {}
         for objective in ("latency", "throughput"):
             asked = {"engines": options.engines, "objective": objective, "verify_s": options.verify}
-            with tp.compile(network, devices="cpu", **asked) as pipe:
+            source = model if model.format == "onnx" else network  # engines take files of ONNX
+            with tp.compile(source, devices="cpu", **asked) as pipe:
                 pipe.save(folder / f"{objective}.tar")
                 plans[objective] = repr(pipe)
                 frames = samples(pipe.bundle.graph)
