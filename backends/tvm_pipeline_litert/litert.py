@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.cores import check_cores
@@ -61,16 +60,20 @@ class LitertBackend(Backend):
     def compile(self, model: Model, devices: Sequence[Device], order: Order = "listed") -> CompiledModel:
         if model.format != "tflite":
             raise ModelError(f"{model.name} is {model.format}, LiteRT takes .tflite: convert the model to TFLite")
-        cutter, kind = _parts()
-        compiled = kind(cutter.compile(model, cutter.engine_devices([Device("cpu", self.name)])), order)
+        cutter = _cutter()
+        from tvm_pipeline_litert.litert_model import LitertModel
+
+        compiled = LitertModel(cutter.compile(model, cutter.engine_devices([Device("cpu", self.name)])), order)
         for device in {one.target: one for one in devices if not one.target.startswith(CPU)}.values():
             # Stages may be compiled here for a device of another machine, which runs nothing here.
             compiled.try_on(device, self.precision(device), None if self._try(device.target)[1] else self._trial)
-        return compiled  # type: ignore[no-any-return]
+        return compiled
 
     def load(self, folder: Path, devices: Sequence[Device]) -> CompiledModel:
-        cutter, kind = _parts()
-        return kind.load(folder, cutter)  # type: ignore[no-any-return]
+        cutter = _cutter()
+        from tvm_pipeline_litert.litert_model import LitertModel
+
+        return LitertModel.load(folder, cutter)
 
     def close(self) -> None:
         self._trial.close()
@@ -81,15 +84,13 @@ class LitertBackend(Backend):
 
     def _try(self, target: str) -> tuple[str, str]:
         """Return what computes a small model on a target, as LiteRT calls it, and why nothing does."""
-        _parts()
+        _cutter()  # which raises where LiteRT is missing
         return ("", "") if target == CPU else self._trial.known(target)
 
 
-def _parts() -> tuple[Backend, Any]:
-    """Return the engine that cuts files, and LitertModel; raise PlatformError where LiteRT is missing, or too old."""
+def _cutter() -> Backend:
+    """Return the engine that cuts files; raise PlatformError where LiteRT is missing, or too old."""
     engine, _ = engine_for(Model("", "tflite", b""), ())
     if find_spec("ai_edge_litert.options") is None:
         raise PlatformError("LiteRT is too old for its backend: run `pip install -U 'ai-edge-litert>=2.2,<3'`")
-    from tvm_pipeline_litert.litert_model import LitertModel
-
-    return engine, LitertModel
+    return engine

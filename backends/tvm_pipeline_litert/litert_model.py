@@ -112,7 +112,7 @@ class LitertModel(Delegating):
 
 
 class LitertStage(StageRunner):
-    """The StageRunner: a CompiledModel with buffers of its own; ModelError where LiteRT refuses the file or target."""
+    """The StageRunner of a CompiledModel. Raise ModelError where LiteRT refuses the file or the target."""
 
     def __init__(self, part: Part, device: Device) -> None:
         (content, self.inputs, self.outputs), self._device = part, device

@@ -29,9 +29,9 @@ from tests.edgetpu.test_engine import running_sum, spectrum, written
 from tests.support.examples import seeds
 from tests.support.fake_backend import make_plan
 from tests.support.graphs import random_order
-from tests.support.threads import cores_of_work, ticks
+from tests.support.threads import cores_of_work, frames, ticks
 from tvm_pipeline import Pipeline, load
-from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
+from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.backends.registry import known_engines, platform_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
@@ -153,19 +153,6 @@ def test_its_threads_stay_on_the_cores_of_the_device(backend: LitertBackend) -> 
         kernels = ticks().keys() - before
         assert kernels
         assert all(os.sched_getaffinity(thread) == {CORES[-1]} for thread in kernels)
-
-
-def frames(stage: StageRunner, seen: list[dict[int, tuple[int, set[int]]]]) -> None:
-    """Run frames, from a bound thread, until it has had a fifth of a second of its core; note what threads had."""
-    inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
-    for array in inputs:
-        array.fill(1)
-    stage.bind()
-    seen.append(ticks())
-    begin = sum(os.times()[:2])
-    while sum(os.times()[:2]) - begin < 0.2:
-        stage.run(inputs, outputs)
-    seen.append(ticks())
 
 
 def test_a_model_that_cannot_be_cut_is_one_stage_with_its_state(backend: LitertBackend, tmp_path: Path) -> None:

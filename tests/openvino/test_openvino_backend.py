@@ -29,10 +29,10 @@ from onnx import TensorProto, helper
 from tests.support.examples import seeds
 from tests.support.graphs import random_order
 from tests.support.onnx_models import onnx_bytes, write_picture_net
-from tests.support.threads import cores_of_work, ticks
+from tests.support.threads import cores_of_work, frames, ticks
 from tvm_pipeline import load
 from tvm_pipeline.backends import engine
-from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
+from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
@@ -155,19 +155,6 @@ def test_values_and_times_of_operators() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- threads
-
-
-def frames(stage: StageRunner, seen: list[dict[int, tuple[int, set[int]]]]) -> None:
-    """Run frames, from a bound thread, until it has had a fifth of a second of its core; note what threads had."""
-    inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
-    for array in inputs:
-        array.fill(1)
-    stage.bind()
-    seen.append(ticks())
-    begin = sum(os.times()[:2])
-    while sum(os.times()[:2]) - begin < 0.2:
-        stage.run(inputs, outputs)
-    seen.append(ticks())
 
 
 @pytest.mark.parametrize("core", [CORES[0], CORES[-1]])

@@ -174,7 +174,7 @@ def test_a_profile_a_bundle_and_a_pipeline(
 def test_copies_beside_kernels_change_no_bit(
     compiled: RelaxModel, cpu: Device, gpu: Device, frame: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames of their own, so that a copy into the wrong frame shows; the whole model, and a stage between two."""
+    """Each frame is another picture, so that a copy into the wrong one shows, in one stage and between two others."""
     if not gpu.target.startswith("cuda"):  # PoCL would use the arrays of the host in place
         for mirrors in (mirrors_of(gpu.target), mirrors_of(gpu.target).on_a_queue_of_their_own()):
             monkeypatch.setattr(mirrors.device, "has_host_memory", False)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.fake_backend import chain_model, make_plan, number, numbers, values
+from tests.support.fake_backend import FakeRunner, chain_model, make_plan, number, numbers, values
 from tvm_pipeline.backends.contract import Array, Delegating, StageRunner
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlanError, StageError
@@ -117,17 +117,12 @@ def test_a_frame_that_fails_frees_the_device_and_those_before_it_come_out() -> N
     assert not model.open_stages
 
 
-def test_a_stage_that_cannot_take_turns_is_an_error_that_names_the_device() -> None:
-    class Plain(Delegating):
-        def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-            runner = super().stage(operators, device)
-            runner.take_turns = lambda turn: False  # type: ignore[method-assign]
-            return runner
-
-    inner = chain_model(1)
+def test_a_stage_that_cannot_take_turns_is_an_error_that_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeRunner, "take_turns", lambda runner, turn: False)
+    model = chain_model(1)
     with pytest.raises(PlanError, match=r"stage 0 on device gpu cannot compute one frame and copy another.*leave that"):
-        Pipeline(Plain(inner), make_plan(inner.graph, (["gpu"], ["op0"])), GPU)
-    assert not inner.open_stages
+        Pipeline(model, make_plan(model.graph, (["gpu"], ["op0"])), GPU)
+    assert not model.open_stages
 
 
 def test_an_operator_that_takes_all_frames_has_one_worker() -> None:

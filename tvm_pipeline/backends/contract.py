@@ -93,8 +93,8 @@ class StageRunner(ABC):
     def take_turns(self, turn: AbstractContextManager[object]) -> bool:
         """Hold `turn` in each `run` while the device computes, but not while it copies; return whether the stage can.
 
-        It is called before the first `run`, of two stages of the same operators on one device that says
-        `concurrent_copies`. The two run at the same time, so one copies while the other computes.
+        A pipeline calls it before the first `run`, for two stages of the same operators on a device with
+        `concurrent_copies`. Both stages run at the same time: one copies while the other computes.
         """
         return False
 

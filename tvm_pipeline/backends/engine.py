@@ -52,7 +52,7 @@ class Engine(Backend):
         title: the engine's own name.
         format: what it calls the format that it cuts.
         target: that of CPU cores.
-        packages: of Python, that it needs; the extra that installs them has its name.
+        packages: the Python packages that it needs; the extra that installs them has its name.
         models: where the class of its models is, `module:name`, which is imported when there is one. Its `load` takes a
             folder, and its `compile` a model, an order, the targets of devices, and the Trial that tries these first.
         child: the function of the child that tries models first (`Trial`); asked [], it lists what the engine finds.
@@ -160,7 +160,7 @@ class EngineModel(CompiledModel):
         """Return every tensor of one frame of noise, by name."""
 
     def has_own_threads(self, device: Device) -> bool:
-        """Return whether a stage computes in threads that keep to no cores; a process with the device's has it then."""
+        """Return whether threads without fixed cores compute a stage; a process on the device's cores runs it then."""
         return False
 
     def counted_s(self, device: Device, repeats: int) -> Seconds | None:

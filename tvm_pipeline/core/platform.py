@@ -68,8 +68,8 @@ class Device:
         layer_times: the file that predicts its operators' seconds from shapes, seen from the platform file's folder;
             profiles without the device get these (`workflow/predicted.py`).
         most_stages: the most stages that it serves, of all models; None for no limit. A DLA of NVIDIA holds 16 parts.
-        concurrent_copies: whether tensors are copied to and from it while it computes another frame. Two workers then
-            serve each stage in turns: one copies while the other computes.
+        concurrent_copies: whether it computes one frame while tensors of another one are copied to it or from it. Each
+            stage then has two workers: one copies while the other computes.
         stand_in: the name of another processor that computes its stages, and the reason, where the device itself is
             missing; else empty. Platform files do not have it: a backend's `settle` finds it out, and every output
             repeats it.

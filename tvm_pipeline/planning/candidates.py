@@ -103,7 +103,7 @@ def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: 
         return [plan_large_graph(left(), bound, again=_serves_again(problem))]
 
     def cut_in_two(_: list[Plan]) -> list[Plan]:
-        with suppress(OptionError):  # the same
+        with suppress(OptionError):  # many unequal devices, as in `cut`
             return [two_stage(left())]
         return []
 
