@@ -178,7 +178,7 @@ def test_the_pace_is_that_of_the_slowest_stage_or_bus(problem: Problem) -> None:
             found = evaluate(problem, stages)
         except PlanError:
             continue
-        rates = [sum(1 / c.occupied_s for c in found.costs if c.stage == i) for i in range(len(stages))]
+        rates = [sum(1 / c.loads_s[0] for c in found.costs if c.stage == i) for i in range(len(stages))]
         paces = [*rates, *(1 / seconds for seconds in found.bus_s.values() if seconds)]
         assert found.predicted.throughput_fps == pytest.approx(min(paces), rel=1e-9)
         assert rates[found.bottleneck] == pytest.approx(min(rates))

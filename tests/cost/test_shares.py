@@ -15,7 +15,7 @@ from tests.support.simulation import push_frames
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage, calls_inside
-from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
+from tvm_pipeline.core.platform import Device, Link, Platform, Transfer, disjoint_sets
 from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import check_stages, evaluate
@@ -23,32 +23,35 @@ from tvm_pipeline.cost.shares import shared_frames
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import PlanError
 
-REPLICAS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=6)
+LOAD = st.tuples(st.integers(1, 30), st.integers(0, 30))
+REPLICAS = st.lists(st.lists(LOAD, min_size=1, max_size=2), min_size=1, max_size=6)
+Loads = list[list[tuple[float, float]]]
 
 
-def least_period(replicas: list[tuple[float, float]]) -> float:
+def least_period(replicas: Loads) -> float:
     """Return, by bisection, the least seconds between frames in which the replicas take all frames of the stage."""
     low, high = 0.0, 1e3
     for _ in range(200):
         middle = (low + high) / 2
-        frames = sum(max(0.0, middle - fixed) / own for own, fixed in replicas)
+        frames = sum(min(max(0.0, middle - fixed) / own for own, fixed in loads) for loads in replicas)
         low, high = (low, middle) if frames >= 1 else (middle, high)
     return high
 
 
 @given(REPLICAS)
-def test_shares_are_those_of_the_least_period(drawn: list[tuple[int, int]]) -> None:
-    replicas = [(own / 1000, fixed / 1000) for own, fixed in drawn]
+def test_shares_are_those_of_the_least_period(drawn: list[list[tuple[int, int]]]) -> None:
+    """Of devices that do one thing at a time, and of devices that copy beside their computing."""
+    replicas = [[(own / 1000, fixed / 1000) for own, fixed in loads] for loads in drawn]
     rate, shares = shared_frames(replicas)
     assert 1 / rate == pytest.approx(least_period(replicas), rel=1e-9)
     assert sum(shares) == pytest.approx(1.0)
-    for (own, fixed), share in zip(replicas, shares, strict=True):
-        assert share == pytest.approx(max(0.0, 1 / rate - fixed) / own)
+    for loads, share in zip(replicas, shares, strict=True):
+        assert share == pytest.approx(min(max(0.0, 1 / rate - fixed) / own for own, fixed in loads))
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_without_other_stages_the_rates_add_up(seconds: list[int]) -> None:
-    rate, shares = shared_frames([(float(own), 0.0) for own in seconds])
+    rate, shares = shared_frames([[(float(own), 0.0)] for own in seconds])
     assert rate == sum(1 / own for own in seconds)
     assert shares == [1 / own / rate for own in seconds]
 
@@ -83,6 +86,26 @@ def test_a_replica_takes_the_frames_that_its_time_allows_by_hand() -> None:
     ]
     assert found.predicted.latency_s == pytest.approx(0.015)
     assert found.predicted.jitter_s == 0.0
+
+
+def test_a_replica_takes_the_frames_that_its_copies_allow_by_hand() -> None:
+    """Two replicas compute for 10 ms; b copies for 40 ms a frame, meanwhile. So b takes a frame while a takes four."""
+    problem = application()
+    slow = replace(problem.profile.devices["b"], receive=Transfer(0.04))
+    devices = (Device("a", cores=(0,)), Device("b", cores=(1,), concurrent_copies=True))
+    problem = replace(
+        problem,
+        platform=Platform("box", devices),
+        profile=replace(problem.profile, devices={**problem.profile.devices, "b": slow}),
+    )
+    stages = (Stage(("a", "b"), ("read", "compute", "write")),)
+    found = evaluate(problem, stages)
+    # a: 15 ms a frame; b: 40 ms, in which it computes for 15.
+    assert found.predicted.throughput_fps == pytest.approx(1 / 0.015 + 1 / 0.04)
+    assert [cost.share for cost in found.costs] == [pytest.approx(8 / 11), pytest.approx(3 / 11)]
+    assert found.bus_s["copies of b"] == pytest.approx(1 / (found.predicted.throughput_fps or 0.0))
+    run = simulate(problem, stages, 800)
+    assert run.statistics.throughput_fps == pytest.approx(found.predicted.throughput_fps, rel=0.02)
 
 
 def test_a_replica_without_time_takes_no_frames() -> None:

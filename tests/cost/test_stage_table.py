@@ -42,7 +42,7 @@ def test_a_stage_costs_what_the_judge_says(rng: random.Random) -> None:
         moved = moving(table, p, d, float(crossing[index]), float(crossing[index + 1]))
         assert moved == pytest.approx(cost.transfer_s, rel=1e-9, abs=1e-15)
         held = moving(occupied, p, d, float(crossing[index]), float(crossing[index + 1]))
-        assert held == pytest.approx(cost.occupied_s - cost.compute_s, rel=1e-9, abs=1e-15)
+        assert held == pytest.approx(cost.loads_s[0] - cost.compute_s, rel=1e-9, abs=1e-15)
         for bus in carried:
             of_bus = device_table(problem, devices, bus=bus)
             carried[bus] += moving(of_bus, p, d, *map(float, crossing[index : index + 2])) + of_bus.spill[d] * beyond

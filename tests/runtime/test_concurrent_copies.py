@@ -99,6 +99,73 @@ def test_a_turn_that_a_frame_waits_for_counts_as_waiting() -> None:
     assert waited.wait_s >= second._turn.began_s - second._turn.asked_s > 0
 
 
+class HeldStage(StageRunner):
+    """A stage on the GPU that copies its first frame until it is let go."""
+
+    def __init__(self, inner: StageRunner, model: HeldModel) -> None:
+        self.inputs, self.outputs = inner.inputs, inner.outputs
+        self._inner, self._model = inner, model
+
+    def take_turns(self, turn: AbstractContextManager[object]) -> bool:
+        return self._inner.take_turns(turn)
+
+    def bind(self) -> None:
+        self._inner.bind()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self._model.taken.append(int(inputs[0].flat[0]))
+        self._model.first.set()
+        assert len(self._model.taken) > 1 or self._model.go.wait(LIMIT_S)
+        self._inner.run(inputs, outputs)
+
+
+class HeldModel(Delegating):
+    """Its stages on the GPU note which frames they take."""
+
+    def __init__(self, inner: FakeModel) -> None:
+        super().__init__(inner)
+        self.taken: list[int] = []
+        self.first, self.go = threading.Event(), threading.Event()
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        runner = super().stage(operators, device)
+        return HeldStage(runner, self) if device.concurrent_copies else runner
+
+
+def test_while_a_frame_is_copied_the_others_are_free_for_another_replica() -> None:
+    """The GPU copies its first frame until all others came out of the CPU, which begins after the GPU."""
+    inner = chain_model(1)
+    model = HeldModel(inner)
+    inner.hooks["op0", "cpu"] = lambda call: model.first.wait(LIMIT_S)
+    platform = Platform("box", (*GPU.devices, Device("cpu", "fake")))
+    plan = make_plan(model.graph, (["gpu", "cpu"], ["op0"]))
+    with Pipeline(model, plan, platform, in_flight=FRAMES) as pipeline:
+        for frame in range(FRAMES):
+            pipeline.submit(number(frame))
+        assert model.first.wait(LIMIT_S)
+        cpu = next(record for record in pipeline.records() if record.device == "cpu")
+        while len(cpu.samples) < FRAMES - 1:
+            threading.Event().wait(1e-3)
+        assert len(model.taken) == 1
+        model.go.set()
+        assert values([pipeline.result(LIMIT_S) for _ in range(FRAMES)]) == [frame + 1 for frame in range(FRAMES)]
+
+
+def test_a_copy_that_is_given_up_does_not_hold_up_the_other_worker() -> None:
+    model = HeldModel(chain_model(1))
+    with Pipeline(model, make_plan(model.graph, (["gpu"], ["op0"])), GPU) as pipeline:
+        pipeline.submit(number(0))
+        assert model.first.wait(LIMIT_S)
+        pipeline.overdue(0.0)
+        assert all(worker.done.wait(LIMIT_S) for worker in pipeline._workers)
+        with pytest.raises(StageError, match=r"stage 0 on gpu failed at frame 0: .*did not end within 0 s"):
+            pipeline.result(LIMIT_S)
+    model.go.set()
+
+
 def test_a_frame_that_fails_frees_the_device_and_those_before_it_come_out() -> None:
     model = chain_model(1)
 

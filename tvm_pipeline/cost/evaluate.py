@@ -44,8 +44,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem, may_exceed
 from tvm_pipeline.cost.batches import figures_of_frames, of_calls
 from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, idle_w, lock_s
-from tvm_pipeline.cost.shares import shared_frames
-from tvm_pipeline.cost.stage_costs import Part, StageCost, parts_of, seconds_alone, stage_costs
+from tvm_pipeline.cost.stage_costs import Loads, Part, StageCost, loads_alone, parts_of, shares_beside, stage_costs
 from tvm_pipeline.cost.uncertainty import uncertainty
 from tvm_pipeline.errors import GraphError, PlanError, PlatformError
 from tvm_pipeline.memory import stage_memory
@@ -107,7 +106,7 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     alone = stage_costs(problem, parts, costs, dict.fromkeys(costs, 1.0))
     busy = stage_costs(problem, parts, costs, {name: busy_factor(problem, name, len(costs)) for name in costs})
 
-    fixed_s = seconds_alone(stages, busy)
+    fixed_s = loads_alone(stages, busy)
     rates = [_rate([cost for cost in busy if cost.stage == i], fixed_s) for i in range(len(stages))]
     bottleneck = min(range(len(stages)), key=rates.__getitem__)
     bus_s = _bus_seconds(problem, parts, costs, busy)
@@ -122,7 +121,7 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
         energy_j=_energy_j(parts, costs, alone, idle_w(problem) / throughput_fps),
         uncertainty=uncertainty(
             [(costs[c.device], parts[c.stage].operators, c.share) for c in busy],
-            {c.device: 1 / max(c.occupied_s, 1e-12) for c in busy if c.stage == bottleneck and c.share},
+            {c.device: 1 / max(c.loads_s[0], 1e-12) for c in busy if c.stage == bottleneck and c.share},
         ),
     )
     _check_limits(problem, predicted)
@@ -292,11 +291,11 @@ def _check_replicas(graph: OperatorGraph, stages: tuple[Stage, ...], used: Mappi
             )
 
 
-def _rate(costs: Sequence[StageCost], fixed_s: Mapping[str, float]) -> float:
-    """Return the frames a second of one stage; `fixed_s` are the seconds of stages that a device serves alone."""
+def _rate(costs: Sequence[StageCost], fixed_s: Mapping[str, Loads]) -> float:
+    """Return the frames a second of one stage; `fixed_s` are the loads of stages that a device serves alone."""
     if len(costs) == 1:
-        return 1 / max(fixed_s[costs[0].device], 1e-12)
-    return shared_frames([(cost.occupied_s, fixed_s.get(cost.device, 0.0)) for cost in costs])[0]
+        return 1 / max(fixed_s[costs[0].device][0], 1e-12)
+    return shares_beside(costs, fixed_s)[0]
 
 
 def _bus_seconds(
@@ -307,21 +306,20 @@ def _bus_seconds(
     held_s = lock_s(problem)
     if held_s:
         needs[INTERPRETER] = held_s
-    upstream: list[tuple[str, float]] = []
+    upstream: list[StageCost] = []
     for index, part in enumerate(parts):
         param_bytes = sum(operator.param_bytes for operator in part.operators)
-        here = [(cost.device, cost.share) for cost in busy if cost.stage == index]
-        for name, share in here:
-            copies_bus = costs[name].copies_bus
-            if copies_bus and costs[name].whole_s(part.stage.operators) is None:
-                own_s = costs[name].receive.seconds(part.received_bytes) + costs[name].send.seconds(part.sent_bytes)
-                needs[copies_bus] += own_s * share
-            for source, source_share in upstream:
-                link = problem.link(source, name)
-                if bus := link.bus or copies_bus:
-                    needs[bus] += link.seconds(part.received_bytes) * share * source_share
-            if costs[name].shared_bus:
-                needs[costs[name].shared_bus] += costs[name].spill_s(param_bytes) * share
+        here = [cost for cost in busy if cost.stage == index]
+        for cost in here:
+            device = costs[cost.device]
+            if cost.copies_s is not None:
+                needs[device.copies_bus] += cost.copies_s * cost.share
+            for source in upstream:
+                link = problem.link(source.device, cost.device)
+                if link.bus:
+                    needs[link.bus] += link.seconds(part.received_bytes) * cost.share * source.share
+            if device.shared_bus:
+                needs[device.shared_bus] += device.spill_s(param_bytes) * cost.share
         upstream = here
     return dict(needs)
 

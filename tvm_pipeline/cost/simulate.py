@@ -19,7 +19,8 @@ the rules of the running pipeline (`runtime/pipeline.py`):
 - A bus serves one request at a time, first come first served. Requests are transfers over links that name the bus, and
   fetches of parameters that a modelled device's cache does not hold. A device is busy while it waits for the bus, and
   the wait counts as transfer or as compute.
-- A device with concurrent copies has two workers, each with a frame. Its computing and its copies are two buses.
+- A device with concurrent copies has two workers, each with a frame. Its computing and its copies are two buses. A
+  worker takes a frame once the other one computes.
 - The lock of the Python interpreter is a bus. A stage holds it at the start of its computing, for the seconds of all
   its operators together; in truth these are spread over the stage.
 - A device is as slow as if the number of working devices were the number of frames inside, at most all devices of the
@@ -217,7 +218,7 @@ class _Work:
         ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
         self.in_order = {index for index, stage in enumerate(stages) if not ordered.isdisjoint(stage.operators)}
         self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
-        concurrent = {cost.device for cost in costs if cost.concurrent}
+        concurrent = {cost.device for cost in costs if cost.copies_s is not None}
         self.workers = [(name, n) for name in self.devices for n in range(2 if name in concurrent else 1)]
         self.factors = {
             name: [busy_factor(problem, name, n + 1) for n in range(len(self.devices))] for name in self.devices
@@ -233,7 +234,7 @@ class _Work:
             self._compute[index, name] = (_Step(compute_s),)
             if device.whole_s(names) is None:
                 copies_s, send_s = device.receive.seconds(crossing[index]), device.send.seconds(crossing[index + 1])
-            if cost.concurrent:
+            if cost.copies_s is not None:
                 work = _Step(compute_s, f"computing on {name}", cost.compute_s)
                 self._compute[index, name] = work, _Step(send_s, device.copies_bus, send_s)
             else:
@@ -287,6 +288,7 @@ class _Run:
         self.members: dict[int, list[int]] = {}
         self.joinable: list[int] = []
         self.idle_since = dict.fromkeys(work.workers, 0.0)  # the longest idle first
+        self.receiving: set[str] = set()  # the devices of which a worker has a frame that it does not compute yet
         self.bus_waiters: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
         self.busy_buses: set[str] = set()
         self.arrived: Sequence[float] = ()
@@ -351,6 +353,7 @@ class _Run:
                 (len(self.work.stages[stage].devices) > 1, *head, stage)
                 for stage in self.serves[worker[0]]
                 for head in self.head(stage)
+                if worker[0] not in self.receiving
             ]
             if heads:
                 _, frame, source, stage = min(heads, key=lambda head: (head[0], head[1]))
@@ -378,12 +381,17 @@ class _Run:
         waited_s, noise = self.now - self.idle_since.pop(worker), self.noise(stage, device, frame)
         slowed = noise * self.work.factors[device][min(len(self.inside), len(self.work.devices)) - 1]
         times: list[float] = []  # when each step began, and when the last one ended
+        self.receiving.add(device)
+
+        def begin() -> None:
+            if len(times) == 2:  # it computes
+                self.receiving.discard(device)
 
         def proceed() -> None:
             times.append(self.now)
             if steps:
                 step = steps.popleft()
-                self.take(step.bus, step.bus_s * noise, step.seconds * slowed, proceed)
+                self.take(step.bus, step.bus_s * noise, step.seconds * slowed, begin, proceed)
                 return
             began_s, received_s, *_, ended_s = times
             bar = Bar(stage, device, frame, began_s, received_s - began_s, ended_s - received_s)
@@ -392,13 +400,15 @@ class _Run:
 
         proceed()
 
-    def take(self, bus: str, bus_s: float, seconds: float, then: Callable[[], None]) -> None:
+    def take(self, bus: str, bus_s: float, seconds: float, begin: Callable[[], None], then: Callable[[], None]) -> None:
         """Begin a step of so many seconds: now or, where it needs the bus for `bus_s`, when the bus is free."""
         if not bus or not bus_s:
+            begin()
             self.at(self.now + seconds, then)
             return
 
         def go() -> None:
+            begin()
             self.busy_buses.add(bus)
             self.at(self.now + bus_s, release)
             self.at(self.now + seconds, then)

@@ -6,7 +6,6 @@ Next: `shares.py`, the rule by which replicas share frames; `evaluate.py`, the f
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,6 +20,9 @@ from tvm_pipeline.errors import PlanError
 # The rounds in which the shares of replicas settle; they take two where transfers do not depend on the sender.
 MOST_ROUNDS = 100
 
+Loads = tuple[float, float]  # seconds of a device, and of the bus of its copies
+NONE: Loads = 0.0, 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
@@ -28,7 +30,8 @@ class StageCost:
 
     Attributes:
         share: the part of the frames that this device takes: 1 unless the stage has replicas.
-        concurrent: whether a bus carries the transfers, so that they do not occupy the device.
+        copies_s: the seconds for which a frame occupies the bus of the device's copies, where the device computes
+            beside them; None where transfers occupy the device.
     """
 
     stage: int
@@ -36,16 +39,16 @@ class StageCost:
     compute_s: float
     transfer_s: float
     share: float = 1.0
-    concurrent: bool = False
+    copies_s: float | None = None
 
     @property
     def seconds(self) -> float:
         return self.compute_s + self.transfer_s
 
     @property
-    def occupied_s(self) -> float:
-        """The seconds for which a frame occupies the device."""
-        return self.compute_s if self.concurrent else self.seconds
+    def loads_s(self) -> Loads:
+        """The seconds for which a frame occupies the device, and those for which it occupies the bus of its copies."""
+        return (self.seconds, 0.0) if self.copies_s is None else (self.compute_s, self.copies_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,12 @@ def stage_costs(
     """
     stages = tuple(part.stage for part in parts)
     replicas = {name for stage in stages if len(stage.devices) > 1 for name in stage.devices}
-    fixed_s: dict[str, float] = {}
+    fixed_s: dict[str, Loads] = {}
     for _ in range(MOST_ROUNDS):
         found = _costs_beside(problem, parts, costs, factors, fixed_s)
-        others_s = {name: s for name, s in seconds_alone(stages, found).items() if name in replicas}
-        if all(math.isclose(s, fixed_s.get(name, 0.0), rel_tol=1e-12) for name, s in others_s.items()):
+        others_s = {name: loads for name, loads in loads_alone(stages, found).items() if name in replicas}
+        pairs = ((loads, fixed_s.get(name, NONE)) for name, loads in others_s.items())
+        if all(math.isclose(s, before_s, rel_tol=1e-12) for pair in pairs for s, before_s in zip(*pair, strict=True)):
             break
         fixed_s = others_s
     return found
@@ -92,7 +96,7 @@ def _costs_beside(
     parts: list[Part],
     costs: Mapping[str, DeviceCosts],
     factors: Mapping[str, float],
-    fixed_s: Mapping[str, float],
+    fixed_s: Mapping[str, Loads],
 ) -> list[StageCost]:
     """Return the costs, with shares of frames as if the replicas spent `fixed_s` a frame on other stages."""
     found: list[StageCost] = []
@@ -100,34 +104,38 @@ def _costs_beside(
     for index, part in enumerate(parts):
         here = []
         for name in part.stage.devices:
-            # Each upstream replica sends the share of the frames that it computes.
-            transfer_s = sum(
-                problem.link(cost.device, name).seconds(part.received_bytes) * cost.share for cost in upstream
-            )
-            device = costs[name]
-            compute_s = device.whole_s(part.stage.operators)
+            device, factor = costs[name], factors[name]
+            compute_s, own_s = device.whole_s(part.stage.operators), 0.0
             if compute_s is None:
                 compute_s = _compute_s(device, part, index)
-                transfer_s += device.receive.seconds(part.received_bytes) + device.send.seconds(part.sent_bytes)
-            concurrent = bool(device.copies_bus)
-            here.append(
-                StageCost(index, name, compute_s * factors[name], transfer_s * factors[name], concurrent=concurrent)
-            )
+                own_s = device.receive.seconds(part.received_bytes) + device.send.seconds(part.sent_bytes)
+            # Each upstream replica sends the share of the frames that it computes.
+            links = [(problem.link(cost.device, name), cost.share) for cost in upstream]
+            of_links = [(link.seconds(part.received_bytes) * share, link.bus) for link, share in links]
+            transfer_s = own_s + sum(seconds for seconds, _ in of_links)
+            copies_s = own_s + sum(seconds for seconds, bus in of_links if not bus) if device.copies_bus else None
+            here.append(StageCost(index, name, compute_s * factor, transfer_s * factor, copies_s=copies_s))
         if len(here) > 1:
-            _, shares = shared_frames([(cost.occupied_s, fixed_s.get(cost.device, 0.0)) for cost in here])
+            _, shares = shares_beside(here, fixed_s)
             here = [replace(cost, share=share) for cost, share in zip(here, shares, strict=True)]
         found += here
         upstream = here
     return found
 
 
-def seconds_alone(stages: Sequence[Stage], costs: Iterable[StageCost]) -> dict[str, float]:
-    """Return the seconds for which a frame occupies each device in the stages that it serves alone."""
-    seconds: dict[str, float] = defaultdict(float)
+def shares_beside(costs: Sequence[StageCost], fixed_s: Mapping[str, Loads]) -> tuple[float, list[float]]:
+    """Return `shared_frames` of a stage's replicas, which spend `fixed_s` a frame on stages that they serve alone."""
+    return shared_frames([list(zip(cost.loads_s, fixed_s.get(cost.device, NONE), strict=True)) for cost in costs])
+
+
+def loads_alone(stages: Sequence[Stage], costs: Iterable[StageCost]) -> dict[str, Loads]:
+    """Return the loads of each device in the stages that it serves alone, added up."""
+    loads: dict[str, Loads] = {}
     for cost in costs:
         if len(stages[cost.stage].devices) == 1:
-            seconds[cost.device] += cost.occupied_s
-    return seconds
+            device_s, copies_s = loads.get(cost.device, NONE)
+            loads[cost.device] = device_s + cost.loads_s[0], copies_s + cost.loads_s[1]
+    return loads
 
 
 def _compute_s(costs: DeviceCosts, part: Part, stage: int) -> float:

@@ -9,7 +9,7 @@ block when the pipeline is full or empty, with a time limit if one is given. Any
 results. Read `slots.py` first: it says where the data of a frame is.
 
 A device with `concurrent_copies` has two threads for each stage. They take frames in turns, and one of them computes at
-a time (`worker.FairLock`), so that one copies a frame while the other computes another.
+a time (`worker.ComputingTurn`), so that one copies a frame while the other computes another.
 
 With a batch (`OperatorGraph.batch`) a slot carries a call: frames join it until its first stage begins, so under load
 each call is full, and a frame that meets an idle pipeline waits for no other.
@@ -51,7 +51,7 @@ from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.host_work import HostStage, HostWork, StageWork, stage_work
 from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_devices, new_slot, slot_ports
-from tvm_pipeline.runtime.worker import ComputingTurn, FairLock, SlotQueue, StageGate, StreamState, Threads, Worker
+from tvm_pipeline.runtime.worker import ComputingTurn, SlotQueue, StageGate, StreamState, Threads, Worker
 from tvm_pipeline.signals import WAIT_S
 
 SOURCE_S = 1.0  # how long `stop` waits for a frame from outside
@@ -147,15 +147,16 @@ class Pipeline(FrameStream):
         self._bound = threading.Semaphore(0)
         self._workers: list[Worker] = []
         self._devices = list(chain.from_iterable(served))
-        locks = {device.name: FairLock() for device in self._devices}
+        locks = {device.name: threading.Lock() for device in self._devices}
         self._places: list[Device] = []  # where the first host operator runs
         self._started: list[Worker] = []
         self._threads, self._keeps_threads = threads or Threads(), threads is not None
         for index, (devices, work) in enumerate(zip(served, self._work, strict=True)):
             gate = StageGate(self._queues[index], self._queues[index + 1], len(devices))
             records = {device.name: StageRecord(index, device.label) for device in devices}
+            doors = {device.name: threading.Lock() for device in devices}
             for device, runner, bound in zip(devices, runners[index], bindings[index], strict=True):
-                turn = ComputingTurn(locks[device.name]) if device.concurrent_copies else None
+                turn = ComputingTurn(doors[device.name], locks[device.name]) if device.concurrent_copies else None
                 if turn and not runner.take_turns(turn):
                     raise PlanError(
                         f"stage {index} on device {device.label} cannot compute one frame and copy another, as its "

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -175,46 +175,42 @@ class StageThread(threading.Thread):
                 return
 
 
-class FairLock:
-    """A lock that workers get in the order in which they ask; a threading.Lock may give it to the last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken = False
-        self._waiting: deque[threading.Event] = deque()
-
-    def acquire(self) -> None:
-        with self._lock:
-            if not self._taken:
-                self._taken = True
-                return
-            mine = threading.Event()
-            self._waiting.append(mine)
-        mine.wait()
-
-    def release(self) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().set()
-            else:
-                self._taken = False
-
-
 class ComputingTurn:
-    """The turns of one worker to compute on its device, with the times of the last one: asked for, begun and ended."""
+    """The turns of one of the two workers of a stage on a device: it takes a frame, copies it there, and computes it.
 
-    def __init__(self, lock: FairLock) -> None:
-        self._lock = lock
+    A worker takes a frame once the other one computes: until then the frame is free for another replica. The times are
+    those of the last turn to compute: asked for, begun and ended.
+
+    Args:
+        door: of the stage on this device; a worker passes it with a frame, and holds it until it computes.
+        computing: of the device.
+    """
+
+    def __init__(self, door: threading.Lock, computing: threading.Lock) -> None:
+        self._door, self._computing = door, computing
+        self._at_door = threading.Semaphore(0)
         self.asked_s = self.began_s = self.ended_s = 0.0
+
+    def enter_door(self) -> None:
+        """Wait until the frame before is computed, or was given up."""
+        self.leave_door()
+        self._door.acquire()
+        self._at_door.release()
+
+    def leave_door(self) -> None:
+        """Let the other worker take a frame; any thread may call it, also where this worker is not at the door."""
+        if self._at_door.acquire(blocking=False):
+            self._door.release()
 
     def __enter__(self) -> None:
         self.asked_s = time.perf_counter()
-        self._lock.acquire()
+        self._computing.acquire()
         self.began_s = time.perf_counter()
+        self.leave_door()
 
     def __exit__(self, *_: object) -> None:
         self.ended_s = time.perf_counter()
-        self._lock.release()
+        self._computing.release()
 
 
 class Worker:
@@ -276,7 +272,7 @@ class Worker:
     def abandon(self) -> None:
         """Give it up where it hangs: nothing that it does counts any more, and its stage ends without it."""
         self.abandoned = True
-        self._gate.close()
+        self._end()
         self.done.set()
         self.close()  # ends what hangs, where the backend can
 
@@ -331,7 +327,12 @@ class Worker:
             finally:
                 self._since_s, self.operator = None, ""
         self._follow()  # whoever waits for this worker waits for those before it, too
+        self._end()
+
+    def _end(self) -> None:
         self._gate.close()
+        if self._turn:
+            self._turn.leave_door()
 
     def _follow(self) -> None:
         """Wait for the events that come before the first frame, unless no frame will come."""
@@ -346,7 +347,7 @@ class Worker:
 
     def _taken(self) -> Iterator[Slot]:
         """Yield the slots that come, in the order of their frames where that is asked for."""
-        take = self._gate.source.get
+        take = self._take
         if not self._ordered:
             while (slot := take()) is not None:
                 yield slot
@@ -358,6 +359,11 @@ class Worker:
             while following in early:
                 yield early.pop(following)
                 following += 1
+
+    def _take(self) -> Slot | None:
+        if self._turn:
+            self._turn.enter_door()
+        return self._gate.source.get()
 
     def _process(self, slot: Slot, idle_since: float) -> float:
         """Run the stage on a slot, record how long each part took, and return when it was done."""
