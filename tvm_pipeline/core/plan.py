@@ -20,6 +20,7 @@ Next: `problem.py`, the Problem that a plan solves; `cost/evaluate.py`, which pr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,10 +279,12 @@ MAX_FRAMES_PER_WORKER = 16
 def calls_inside(stages: Sequence[Stage], predicted: Prediction, batch: int = 1) -> int:
     """Return how many calls, mostly of one frame, a pipeline holds by default: one in each worker and one that waits.
 
-    Uneven replicas need more, because a frame that a fast replica finished waits for those before it, which a slow one
-    may have. By Little's law throughput times latency is the number of frames inside; one more waits for each worker.
+    A device computes one stage at a time, so of its stages two count at most. Uneven replicas need more, because a
+    frame that a fast replica finished waits for those before it, which a slow one may have. By Little's law throughput
+    times latency is the number of frames inside; one more waits for each worker.
     """
-    workers = sum(len(stage.devices) for stage in stages)
+    served = Counter(device for stage in stages for device in stage.devices)
+    workers = sum(min(count, 2) for count in served.values())
     fps, latency_s = (predicted.throughput_fps or 0.0) / batch, predicted.latency_s or 0.0
     return max(2 * workers, math.ceil(min(MAX_FRAMES_PER_WORKER * workers, fps * latency_s)) + workers)
 
