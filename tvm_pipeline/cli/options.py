@@ -109,7 +109,7 @@ VerifyOption = Annotated[
     typer.Option(
         "--verify",
         help="Seconds, at most, in which candidates whose predictions are too close run side by side; the measured "
-        "best is chosen. As many more find how few frames inside keep its rate. "
+        "best is chosen. Half as many more find how few frames inside keep its rate. "
         f"{VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
     ),
 ]

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 ROUNDS = 4
 LEAST_EACH = 2  # passes in a round
-LONGEST_S = 10.0  # of all rounds together; slower models get fewer passes, down to LEAST_EACH in each round
+LONGEST_S = 8.0  # of all rounds together; slower models get fewer passes, down to LEAST_EACH in each round
 RETRIED_ROWS = 2  # few, so that they fit between two loads
 
 

@@ -37,7 +37,7 @@ from tvm_pipeline.runtime.metering import metered
 
 _log = logging.getLogger(__name__)
 
-VERIFY_S = 10.0
+VERIFY_S = 8.0
 # The uncertainty of a prediction that states none. Predictions of stages on one core err by 2.5 % in the median and by
 # 14 % at worst (docs/figures.md), so of two plans that are predicted to differ by less than twice this, either may be
 # the faster one.
@@ -110,12 +110,13 @@ def with_fewest_inside(problem: Problem, decision: Decision, run: Run | None, ve
     of these is tried beside the chosen plan. Only plans for throughput that were measured before are tried.
 
     Args:
-        verify_s: seconds that all turns may take together; the last round may end later.
+        verify_s: seconds that the candidates were given; all turns may take half of them, and the last round may end
+            later.
     """
     plan = decision.plan
     if run is None or not decision.measured or plan.objective != "throughput" or problem.max_latency_s is not None:
         return decision
-    seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s
+    seconds, deadline_s = _full_s(plan, TURN_FRAMES, TURN_S), time.perf_counter() + verify_s / 2
     kept: dict[Plan, list[Turn]] = {few: [] for few in _with_fewer_inside(problem, decision)}
     most: list[Turn] = []
 

@@ -300,8 +300,8 @@ def decide(
     Args:
         scheduler: `best`, or one of `planning.SCHEDULERS`.
         compiled: the model, where there is one, for the problem's platform.
-        verify_s: seconds, at most, in which candidates whose predictions are too close run side by side, and as many
-            more for `with_fewest_inside`; see `runtime.verification`. 0 chooses by prediction.
+        verify_s: seconds, at most, in which candidates whose predictions are too close run side by side, and half as
+            many more for `with_fewest_inside`; see `runtime.verification`. 0 chooses by prediction.
         run: runs a plan for a turn, where that takes more than `compiled`: with the work of an application, for
             instance. Without both, nothing runs and the prediction decides.
         machine: the one that `compiled` runs on.

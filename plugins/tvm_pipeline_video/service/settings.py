@@ -197,9 +197,9 @@ class Settings:
         panel="Planning",
     )
     verify: float = setting(
-        10.0,
-        "Seconds, at most, in which plans too close to tell apart by prediction run side by side, and as many more to "
-        "find how few frames inside keep the rate; 0 chooses by prediction.",
+        8.0,
+        "Seconds, at most, in which plans too close to tell apart by prediction run side by side, and half as many "
+        "more to find how few frames inside keep the rate; 0 chooses by prediction.",
         panel="Planning",
     )
     adapt: str | None = setting(
