@@ -78,14 +78,19 @@ double distance(int first, int second, int count) {
 
 def core_distance() -> str:
     """Return the distance for people, or why it is not known."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
+    if len(os.sched_getaffinity(0)) < 2:
         return "one core"
+    nanoseconds = distance_ns()
+    return f"cores {nanoseconds:.0f} ns apart" if nanoseconds else "distance of cores not known: no C compiler"
+
+
+def distance_ns() -> float:
+    """Return the distance; 0 where there is one core, or no C compiler."""
+    cores = sorted(os.sched_getaffinity(0))
     try:
-        nanoseconds = min(_measured()(*cores[:2], TURNS) for _ in range(3))
+        return min(_measured()(*cores[:2], TURNS) for _ in range(3)) if len(cores) > 1 else 0.0
     except (OSError, subprocess.CalledProcessError):
-        return "distance of cores not known: no C compiler"
-    return f"cores {nanoseconds:.0f} ns apart"
+        return 0.0
 
 
 @functools.cache

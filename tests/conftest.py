@@ -98,7 +98,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases that are not quick as thorough, and leave out what passed before."""
+    """Mark the cases that are not quick as thorough, leave out what passed before, and put first what stays together.
+
+    A worker without tests takes some of the last ones that another worker has.
+    """
     seen: Counter[str] = Counter()
     for item in items:
         if quick := item.get_closest_marker("quick_cases"):
@@ -114,6 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if _in_junit(item) in passed]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _in_junit(item) not in passed]
+    items.sort(key=lambda item: item.get_closest_marker("together") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -20,7 +20,7 @@ from tests.support.parts import needs
 from tvm_pipeline_hosts.fleet.host_processes import processes_of
 from tvm_pipeline_hosts.fleet.messages import FleetStatus
 
-pytestmark = pytest.mark.needs("ray")
+pytestmark = [pytest.mark.needs("ray"), pytest.mark.together]
 
 FLEET = """
 [[host]]
