@@ -89,9 +89,12 @@ def test_a_replica_takes_the_frames_that_its_time_allows_by_hand() -> None:
 
 
 def test_a_replica_takes_the_frames_that_its_copies_allow_by_hand() -> None:
-    """Two replicas compute for 10 ms; b copies for 40 ms a frame, meanwhile. So b takes a frame while a takes four."""
+    """Two replicas compute for 15 ms; b copies for 100 ms a frame, meanwhile. So b takes 3 frames while a takes 20.
+
+    In a run with the default slots, b takes a frame when it computes the one before, and no earlier.
+    """
     problem = application()
-    slow = replace(problem.profile.devices["b"], receive=Transfer(0.04))
+    slow = replace(problem.profile.devices["b"], receive=Transfer(0.1))
     devices = (Device("a", cores=(0,)), Device("b", cores=(1,), concurrent_copies=True))
     problem = replace(
         problem,
@@ -100,9 +103,8 @@ def test_a_replica_takes_the_frames_that_its_copies_allow_by_hand() -> None:
     )
     stages = (Stage(("a", "b"), ("read", "compute", "write")),)
     found = evaluate(problem, stages)
-    # a: 15 ms a frame; b: 40 ms, in which it computes for 15.
-    assert found.predicted.throughput_fps == pytest.approx(1 / 0.015 + 1 / 0.04)
-    assert [cost.share for cost in found.costs] == [pytest.approx(8 / 11), pytest.approx(3 / 11)]
+    assert found.predicted.throughput_fps == pytest.approx(1 / 0.015 + 1 / 0.1)
+    assert [cost.share for cost in found.costs] == [pytest.approx(20 / 23), pytest.approx(3 / 23)]
     assert found.bus_s["copies of b"] == pytest.approx(1 / (found.predicted.throughput_fps or 0.0))
     run = simulate(problem, stages, 800)
     assert run.statistics.throughput_fps == pytest.approx(found.predicted.throughput_fps, rel=0.02)
