@@ -187,7 +187,7 @@ def test_no_split_is_below_the_bound(make: Callable[[random.Random], File], seed
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKERS)
 def test_no_split_of_many_is_below_the_bound(make: Callable[[random.Random], File]) -> None:
-    for seed in range(30, 150):
+    for seed in range(30, 90):
         solved(make, seed)
 
 
