@@ -109,10 +109,10 @@ def test_a_broken_certificate_is_refused_or_true(rng: random.Random, many: int) 
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", ["WS(16)", "NASNet-A", "WS(32)"])
+@pytest.mark.parametrize("name", ["WS(16)", "NASNet-A"])
 def test_irregular_networks_are_checked_and_a_byte_more_is_refused(name: str) -> None:
     rng = random.Random(1)
-    graph = nasnet(1) if name == "NASNet-A" else randwire(rng, 16 if name == "WS(16)" else 32)
+    graph = nasnet(1) if name == "NASNet-A" else randwire(rng, 16)
     stated = certificate_of(stage_graph(graph))
     assert stated["peak"] == stated["bound"]
     assert is_checked(stated)
