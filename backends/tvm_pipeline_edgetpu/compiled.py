@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.contract import Array, Order, Port, StageArena, StageRunner
+from tvm_pipeline.backends.contract import Array, Order, Port, StageArena, StageRunner, loading
 from tvm_pipeline.backends.engine import EngineModel, refused_operators
 from tvm_pipeline.backends.trial import Trial
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.errors import PlatformError
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
 from tvm_pipeline_edgetpu.external import ENGINE, is_external
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, is_edge_tpu
@@ -147,12 +147,10 @@ class EdgeTpuModel(EngineModel):
     @classmethod
     def load(cls, folder: Path) -> EdgeTpuModel:
         """Read what `save` wrote; raise BundleError where it is damaged."""
-        try:
+        with loading(folder):
             name, _ = msgspec.json.decode((folder / "index.json").read_bytes(), type=tuple[str, list[object]])
             content = (folder / "model.tflite").read_bytes()
             parts = {file.name.split("_")[0]: file.read_bytes() for file in folder.glob("*_edgetpu.tflite")}
-        except (OSError, msgspec.DecodeError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
         order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
         return cls(Model(name, "tflite", content), order=order, parts=parts)
 

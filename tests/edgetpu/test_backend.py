@@ -297,7 +297,7 @@ def test_a_damaged_compiled_model_is_refused(tmp_path, damaged):
     model, settled = compiled(TWO)
     model.save(tmp_path, random_stages(model.graph, 2, 0), settled)
     (tmp_path / damaged).unlink()
-    with pytest.raises(BundleError, match=r"damaged compiled model .*; compile it again"):
+    with pytest.raises(BundleError, match=r"damaged compiled model: .*; compile it again"):
         backend.load(tmp_path, [])
 
 

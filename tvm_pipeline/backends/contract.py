@@ -53,7 +53,8 @@ from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import OptionError, PlatformError
+from tvm_pipeline.documents import blamed
+from tvm_pipeline.errors import BundleError, OptionError, PlatformError
 
 Seconds = npt.NDArray[np.float64]
 # The order of a stage's operators: that of the model, or the one of least memory if that takes less.
@@ -477,6 +478,11 @@ class Delegating(CompiledModel):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def loading(folder: Path) -> AbstractContextManager[None]:
+    """Raise BundleError where the block, which reads what `CompiledModel.save` wrote into a folder, fails."""
+    return blamed(f"{folder}: damaged compiled model", BundleError, "compile it again")
 
 
 # ------------------------------------------------------------------------------------- what members take and return

@@ -31,6 +31,7 @@ from tvm_pipeline.backends.contract import (
     Seconds,
     StageArena,
     StageRunner,
+    loading,
 )
 from tvm_pipeline.backends.engine_agreement import disagreement
 from tvm_pipeline.backends.operator_timing import LEAST_S, OperatorTimer
@@ -93,10 +94,8 @@ class SlicedBackend(Backend):
             backend.share(parts, platform)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> SlicedModel:
-        try:
+        with loading(folder):
             lead, keys = msgspec.json.decode((folder / _INDEX).read_bytes(), type=tuple[str, list[Key]])
-        except (OSError, msgspec.DecodeError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
         return self._loaded(lead, folder / _WHOLE, folder, keys, devices)
 
     def load_first_layout(self, lead: str, folder: Path, devices: Sequence[Device]) -> SlicedModel:
@@ -104,10 +103,8 @@ class SlicedBackend(Backend):
 
         The files of the backend that cut lay in the folder itself, and its `index.json` listed the slices.
         """
-        try:
+        with loading(folder):
             _, keys = msgspec.json.decode((folder / "index.json").read_bytes(), type=tuple[str, list[Key]])
-        except (OSError, msgspec.DecodeError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
         return self._loaded(lead, folder, folder, keys, devices)
 
     def versions(self) -> Mapping[str, str]:

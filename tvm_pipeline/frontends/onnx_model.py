@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import msgspec
 
-from tvm_pipeline.backends.contract import Array, ModelSlice, Order, Port
+from tvm_pipeline.backends.contract import Array, ModelSlice, Order, Port, loading
 from tvm_pipeline.backends.engine import EngineModel
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, RunError
+from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.onnx_graph import OnnxGraph
 
 _MODEL_FILE, _SETTINGS_FILE = "model.onnx", "settings.json"
@@ -96,12 +96,10 @@ class OnnxModel(EngineModel):
     @classmethod
     def load(cls: type[M], folder: Path) -> M:
         """Read what `save` wrote; raise BundleError if it is damaged."""
-        try:
+        with loading(folder):
             found = msgspec.json.decode((folder / _SETTINGS_FILE).read_bytes(), type=_Settings)
             model = Model(found.name, "onnx", (folder / _MODEL_FILE).read_bytes(), found.inputs)
             return cls(model, found.order, found.joined) if found.joined else cls(model, found.order)
-        except (OSError, msgspec.DecodeError, ModelError, ValueError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
 
     def forget_source(self) -> None:
         del self.file  # the file, and the same parsed

@@ -26,6 +26,7 @@ from tvm_pipeline.backends.contract import (
     Port,
     Seconds,
     StageRunner,
+    loading,
 )
 from tvm_pipeline.backends.ports import ALIGNMENT, frame_of_noise
 from tvm_pipeline.core.graph import Operator, OperatorGraph
@@ -33,7 +34,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_stage, longest_stages, slice_ends
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlanError, PlatformError
+from tvm_pipeline.errors import PlanError, PlatformError
 
 _log = logging.getLogger(__name__)
 
@@ -277,10 +278,8 @@ class FakeBackend(Backend):
         )
 
     def load(self, folder: Path, devices: Sequence[Device]) -> FakeModel:
-        try:
+        with loading(folder):
             graph, functions, layouts, refused, order = pickle.loads((folder / "model.pickle").read_bytes())
-        except (OSError, pickle.UnpicklingError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
         return FakeModel(graph, functions, layouts=layouts, refused=refused, order=order)
 
     def versions(self) -> Mapping[str, str]:
