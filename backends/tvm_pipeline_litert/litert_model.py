@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import dropwhile, filterfalse
@@ -17,19 +16,20 @@ import numpy as np
 from ai_edge_litert import compiled_model, environment, options
 from ai_edge_litert import schema_py_generated as schema
 
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Delegating, Order, Port, Seconds, StageRunner
-from tvm_pipeline.backends.cores import bind, made_on
-from tvm_pipeline.backends.engine import refused_operators
+from tvm_pipeline.backends.contract import Array, CompiledModel, Delegating, Order, Port, Seconds, StageRunner, loading
+from tvm_pipeline.backends.cores import made_on
+from tvm_pipeline.backends.engine import EngineStage, refused_operators
 from tvm_pipeline.backends.engine_agreement import disagreement
 from tvm_pipeline.backends.engine_targets import parsed_target, set_options
 from tvm_pipeline.backends.engine_words import taken_words
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.trial import Trial, answer
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, PlanError, RunError
+from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.frontends.tflite_resizing import packed
-from tvm_pipeline_litert.litert import AHEAD, CPU, NPU
+from tvm_pipeline_litert.litert import AHEAD, CPU, NPU, cutter, target_precision
 
 Part: TypeAlias = tuple[bytes, tuple[Port, ...], tuple[Port, ...]]  # a file, with what it reads and writes
 _VENDORS = Path(options.__file__).with_name("vendors")
@@ -44,29 +44,36 @@ class LitertModel(Delegating):
     def __init__(self, inner: CompiledModel, order: Order) -> None:
         super().__init__(inner)
         self.order = order
-        self._refused: dict[str, dict[str, str]] = {}  # by target: operators, with the reason
         self._ahead: dict[str, bytes] = {}  # slices that were compiled ahead of time
         self._timer = OperatorTimer(self.graph, self.stage, lambda: self.inner.slicer().values())
 
-    def try_on(self, device: Device, precision: str, trial: Trial | None) -> None:
+    @classmethod
+    def compile(cls, model: Model, order: Order, targets: Iterable[str], trial: Trial) -> LitertModel:
+        engine = cutter()
+        compiled = cls(engine.compile(model, engine.engine_devices([Device("cpu", engine.name)])), order)
+        for target in targets:
+            if not target.startswith(CPU):
+                # Stages may be compiled here for a device of another machine, which runs nothing here.
+                compiled._try_on(target, None if trial.known(target)[1] else trial)
+        return compiled
+
+    def _try_on(self, target: str, trial: Trial | None) -> None:
         """Leave out of `computes` what a GPU or an NPU refuses, or, where there is a trial, computes otherwise."""
+        device = Device(parsed_target(target)[0], "litert", (), target)  # which binds this thread to no core
 
         def tried(operator: str) -> None:
             part = self._part([operator], device)
             if trial is None:
                 return
-            trial.ask(device.target, msgspec.msgpack.encode(part))
-            stage = LitertStage(part, replace(device, cores=()))  # which binds this thread to no core
+            trial.ask(target, msgspec.msgpack.encode(part))
+            stage, precision = LitertStage(part, device), target_precision(target)
             if reason := disagreement(self.graph, [operator], stage, self._timer.values, precision):
                 raise ModelError(reason)
 
-        self._refused[device.target] = refused_operators(self.graph, tried, f"LiteRT on {device.target}")
-        self.inner.refuse(self._refused)
+        self.inner.refuse({target: refused_operators(self.graph, tried, f"LiteRT on {target}")})
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-        for name, reason in self._refused.get(device.target, {}).items():
-            if name in operators:
-                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
+        self.inner.check(operators, device)
         return LitertStage(self._part(operators, device), device)
 
     def _part(self, operators: Sequence[str], device: Device) -> Part:
@@ -88,18 +95,16 @@ class LitertModel(Delegating):
         self.inner.save(folder / "cut", [], platform)
         used = {self._part(stage.operators, platform.device(name))[0] for stage in stages for name in stage.devices}
         ahead = {key: content for key, content in self._ahead.items() if content in used}
-        (folder / "litert.msgpack").write_bytes(msgspec.msgpack.encode((self.order, self._refused, ahead)))
+        (folder / "litert.msgpack").write_bytes(msgspec.msgpack.encode((self.order, self.inner.refused, ahead)))
 
     @classmethod
-    def load(cls, folder: Path, cutter: Backend) -> LitertModel:
+    def load(cls, folder: Path) -> LitertModel:
         kind = tuple[Order, dict[str, dict[str, str]], dict[str, bytes]]
-        try:
+        with loading(folder):
             order, refused, ahead = msgspec.msgpack.decode((folder / "litert.msgpack").read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
-        made = cls(cutter.load(folder / "cut", []), order)
-        made._refused, made._ahead = refused, ahead
+        made = cls(cutter().load(folder / "cut", []), order)
         made.inner.refuse(refused)
+        made._ahead = ahead
         return made
 
     def forget_source(self) -> None:
@@ -111,13 +116,15 @@ class LitertModel(Delegating):
         super().close()
 
 
-class LitertStage(StageRunner):
+class LitertStage(EngineStage):
     """The StageRunner of a CompiledModel. Raise ModelError where LiteRT refuses the file or the target."""
 
     def __init__(self, part: Part, device: Device) -> None:
-        (content, self.inputs, self.outputs), self._device = part, device
+        content, inputs, outputs = part
+        super().__init__(None, inputs, outputs, device.cores)
+        self._device = device
         self.words: list[str] = []  # what LiteRT logs while it compiles
-        self._made: Any = made_on(device.cores, lambda: self._make(content))
+        self.made = made_on(device.cores, lambda: self._make(content))
 
     def _make(self, content: bytes) -> tuple[Any, ...]:  # the model, its buffers, and the buffer of each port
         target, threads = self._device.target, max(len(self._device.cores), 1)
@@ -135,13 +142,8 @@ class LitertStage(StageRunner):
             raise ModelError(f"LiteRT refuses {target}: {_reason(error, self.words)}") from error
         return model, taken, given, reads, writes
 
-    def bind(self) -> None:
-        bind(self._device.cores)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        if self._made is None:
-            raise RunError("the stage was closed; make a new one")
-        model, taken, given, reads, writes = self._made  # a run that still goes on keeps them until it ends
+    def compute(self, made: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        model, taken, given, reads, writes = made
         try:  # as bytes, since LiteRT's buffers do not know all types
             for buffer, array in zip(reads, inputs, strict=True):
                 buffer.write(array.reshape(-1).view(np.uint8))
@@ -150,9 +152,6 @@ class LitertStage(StageRunner):
                 array.reshape(-1).view(np.uint8)[:] = buffer.read(array.nbytes, np.uint8)
         except RuntimeError as error:
             raise RunError(f"LiteRT cannot compute a frame on {self._device.name}: {_reason(error)}") from error
-
-    def close(self) -> None:
-        self._made = None
 
 
 def _named(ports: Sequence[Port], buffers: list[Any], names: list[str], details: dict[str, Any]) -> list[Any]:

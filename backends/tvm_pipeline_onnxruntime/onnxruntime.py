@@ -33,7 +33,7 @@ PACKAGES = {
 class OnnxruntimeBackend(Engine):
     """onnxruntime on CPU cores of this machine."""
 
-    name = engine = title = "onnxruntime"
+    name = engine = "onnxruntime"
     cuts, format, target = ("onnx",), "ONNX", TARGET
     packages = ("onnxruntime", "onnx")
     fastest_target = "cpu optimization=all"

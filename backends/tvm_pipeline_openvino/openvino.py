@@ -20,8 +20,7 @@ _DRIVERS = {
 class OpenvinoBackend(Engine):
     """OpenVINO on this machine."""
 
-    name = engine = "openvino"
-    title, target = "OpenVINO", CPU
+    name, engine, target = "openvino", "OpenVINO", CPU
     cuts, format = ("onnx",), "ONNX"
     packages = ("openvino", "onnx")
     models = "tvm_pipeline_openvino.openvino_model:OpenvinoModel"

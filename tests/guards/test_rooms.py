@@ -52,7 +52,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 3420,
+    "tvm_pipeline/backends": 3404,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3195,
     "tvm_pipeline/core": 3466,
@@ -69,9 +69,9 @@ MOST_LINES = {
     "tvm_pipeline/workflow": 2775,
     "backends/tvm_pipeline_edgetpu": 3344,
     "backends/tvm_pipeline_onnxruntime": 471,
-    "backends/tvm_pipeline_openvino": 539,
+    "backends/tvm_pipeline_openvino": 538,
     "backends/tvm_pipeline_tvm": 18_920,
-    "backends/tvm_pipeline_litert": 350,
+    "backends/tvm_pipeline_litert": 333,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_165,
     "plugins/tvm_pipeline_kernels": 10_320,

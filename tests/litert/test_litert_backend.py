@@ -182,7 +182,7 @@ def test_a_damaged_model_is_refused(backend: LitertBackend, model: Model, name: 
     with closing(backend.compile(model, [CPU])) as compiled:
         compiled.save(tmp_path, [], Platform("p", (CPU,)))
     (tmp_path / name).write_bytes(b"?")
-    with pytest.raises(BundleError, match=r"damaged compiled model .* compile it again"):
+    with pytest.raises(BundleError, match=r"damaged compiled model: .*; compile it again"):
         backend.load(tmp_path, [CPU])
 
 
@@ -363,7 +363,7 @@ def test_a_device_of_another_machine(backend: LitertBackend) -> None:
 
 
 def test_other_formats_and_broken_files_are_refused(backend: LitertBackend) -> None:
-    with pytest.raises(ModelError, match=r"net is onnx, LiteRT takes .tflite: convert the model to TFLite"):
+    with pytest.raises(ModelError, match=r"net is onnx, litert takes .tflite: export the model to TFLite"):
         backend.compile(Model("net", "onnx", b""), [CPU])
     with pytest.raises(ModelError, match="not a TFLite file"):
         backend.compile(Model("net", "tflite", b"nothing"), [CPU])

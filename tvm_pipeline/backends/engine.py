@@ -49,7 +49,6 @@ class Engine(Backend):
     A platform file asks by `backend`, or `compile` where TVM refuses a model (`engine_devices`).
 
     Attributes:
-        title: the engine's own name.
         format: what it calls the format that it cuts.
         target: that of CPU cores.
         packages: the Python packages that it needs; the extra that installs them has its name.
@@ -58,7 +57,7 @@ class Engine(Backend):
         child: the function of the child that tries models first (`Trial`); asked [], it lists what the engine finds.
     """
 
-    title = format = target = models = child = ""
+    format = target = models = child = ""
     packages: Sequence[str] = ()
 
     def __init__(self) -> None:
@@ -71,7 +70,8 @@ class Engine(Backend):
             raise ModelError(
                 f"{model.name} is {model.format}, {self.name} takes .{own}: export the model to {self.format}"
             )
-        _log.info(f"{model.name} for {self.title}")
+        self.check_installed()
+        _log.info(f"{model.name} for {self.engine}")
         targets = dict.fromkeys(device.target for device in devices) or [self.target]
         found: EngineModel = resolve_name(self.models).compile(model, order, targets, self._trial)
         return found
@@ -119,7 +119,7 @@ class Engine(Backend):
             if self._listed is None:
                 self._listed = self._trial.ask([])
         except RunError as error:
-            raise PlatformError(f"{self.title} cannot list its devices: {error}") from error
+            raise PlatformError(f"{self.engine} cannot list its devices: {error}") from error
         return self._listed
 
     def close(self) -> None:
@@ -135,11 +135,15 @@ class Engine(Backend):
 
 
 class EngineModel(CompiledModel):
-    """A compiled model whose parts are files that an engine runs."""
+    """A compiled model whose parts are files that an engine runs.
+
+    Attributes:
+        refused: by target, the operators that the engine does not compute there, each with the reason.
+    """
 
     def __init__(self, graph: OperatorGraph, order: Order) -> None:
         self.graph, self.order = graph, order
-        self._refused: dict[str, Mapping[str, str]] = {}  # by target, operators with the reason
+        self.refused: dict[str, Mapping[str, str]] = {}
         self._timer = OperatorTimer(graph, self.stage_here, self.values, self.time_transfers)
         self._opened = ExitStack()
         self._saved: Path | None = None
@@ -174,12 +178,12 @@ class EngineModel(CompiledModel):
 
     def stage_here(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage in this process."""
-        self._check(operators, device)
+        self.check(operators, device)
         return self.runner(self.content(operators, device), *self.ends(operators), device)
 
     def isolated_stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make a stage in a process of its own, which has the device's cores alone."""
-        self._check(operators, device)
+        self.check(operators, device)
         if self._saved is None:
             self._saved = self._opened.enter_context(temporary_folder())
             self.save(self._saved, (), Platform("here", (device,)))
@@ -192,10 +196,10 @@ class EngineModel(CompiledModel):
 
     def refusals(self, device: Device) -> Mapping[str, str]:
         """Return the operators that the engine does not compute on a device, each with the reason."""
-        return self._refused.get(device.target, {})
+        return self.refused.get(device.target, {})
 
     def refuse(self, refused: Refused) -> None:
-        self._refused |= refused
+        self.refused |= refused
 
     def leave(self, target: str, refused: Mapping[str, str]) -> None:
         """Leave operators to other devices than those of a target; a warning names the first with the reason."""
@@ -220,7 +224,8 @@ class EngineModel(CompiledModel):
         self._timer.close()
         self._opened.close()
 
-    def _check(self, operators: Sequence[str], device: Device) -> None:
+    def check(self, operators: Sequence[str], device: Device) -> None:
+        """Raise PlanError where operators are no legal stage, or one is refused on a device."""
         check_stage(self.graph, operators)
         for name, reason in self.refusals(device).items():
             if name in operators:
