@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, Prediction
 from tvm_pipeline.core.platform import Device, Platform, read_platform
@@ -27,15 +26,14 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.modelled_stage import roofline_seconds
 from tvm_pipeline.errors import NoPlanError, PlatformError
 from tvm_pipeline.planning.baselines.whole_model import replicas
+from tvm_pipeline.profiling.device_bench import SHARED_OUT_BY
 from tvm_pipeline.profiling.layer_times import LayerTimes, read_layer_times
 from tvm_pipeline.runtime.replanning import quick_plan
 
 _log = logging.getLogger(__name__)
 
 FROM_SHAPES = "predicted from shapes"
-# About that of a core of a PC, and what reading, preparing, decoding or writing a frame of a video takes on it. What is
-# shared out among equal cores hardly depends on their speed.
-CORE, HOST_S = DeviceModel(macs_per_s=5e10, bytes_per_s=1e10, operator_s=1e-6), 1e-3
+HOST_S = 5e-4  # about what reading, preparing, decoding or writing a frame of a video takes where SHARED_OUT_BY holds
 
 
 def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: OperatorGraph) -> tuple[Problem, Plan] | None:
@@ -52,7 +50,8 @@ def plan_from_shapes(compiled: CompiledModel, platform: Platform, graph: Operato
     cores = tuple(device for device in able if len(device.cores) == fewest)
     if len({device.backend for device in cores}) != 1:  # without a measurement, no engine is the faster one
         return None
-    guessed = DeviceProfile.in_order(graph, [seconds or HOST_S for seconds in roofline_seconds(graph, CORE).values()])
+    shares = roofline_seconds(graph, SHARED_OUT_BY).values()  # which hardly depend on the speed of equal cores
+    guessed = DeviceProfile.in_order(graph, [seconds or HOST_S for seconds in shares])
     profile = Profile(graph.name, graph.fingerprint, {device.name: guessed for device in cores})
     problem = Problem(graph, replace(platform, devices=cores, links=()), profile)
     for made in (replicas, quick_plan):  # a cut would be right only if the operators' shares of the work were
