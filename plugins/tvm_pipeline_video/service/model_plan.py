@@ -81,15 +81,14 @@ def planned_model(
     found: Interpretation,
     listener: Listener,
     meter: Meter | None,
-    at_once: bool,
 ) -> HostPlan:
     """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
 
     Args:
         path: the bundle's.
         sources: the model's, and their policies; host work is measured on the first.
-        at_once: where the application was not measured, the plan follows from shapes.
     """
+    at_once = begins_at_once(settings)  # where the application was not measured, the plan follows from shapes
     is_new = at_once and is_model(settings.bundle[0]) and is_unmeasured(bundle)
     if not is_new and not host_devices(bundle.platform, bundle.profile):
         listener.say(

@@ -332,8 +332,8 @@ def opened_models(
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
-            at_once = begins_at_once(settings)
-            path, bundle = stack.enter_context(opened_model(given, settings, listener, index, measured=not at_once))
+            measured = not begins_at_once(settings)
+            path, bundle = stack.enter_context(opened_model(given, settings, listener, index, measured=measured))
             if settings.isolate is not False:  # plans are compared before they run, and a device may fail then
                 making_s = making_limit_s(bundle.compiled.graph, settings.watchdog)
                 apart = isolated(
@@ -360,7 +360,7 @@ def opened_models(
                 opened.append(_OpenModel(label, bundle, found, planned, sources, trackers))
                 continue
             inputs = specs, policies[own]
-            planned = planned_model(settings, path, bundle, plans[index], inputs, found, listener, meter, at_once)
+            planned = planned_model(settings, path, bundle, plans[index], inputs, found, listener, meter)
             sources = stack.enter_context(
                 opened_sources(
                     specs,
