@@ -167,7 +167,7 @@ def prepare(model: str, repeats: int, most: int | None) -> Subject:
         CONSOLE.print(f"warning: {warning}")
     problem = Problem(compiled.graph, platform, profile)
     two = replace(problem, platform=replace(platform, devices=(first, second)))
-    names = tuple(operator.name for operator in compiled.graph.operators)
+    names = tuple(compiled.graph.operator_names)
     alone = [
         judged(problem, Plan(model, "single", "throughput", (Stage((d.name,), names),), Prediction())) for d in group
     ]

@@ -121,7 +121,7 @@ def profile_json(graph: bytes) -> bytes:
 
 
 def plan_text(graph: bytes) -> bytes:
-    names = [operator.name for operator in read_as_graph(graph).operators]
+    names = read_as_graph(graph).operator_names
     first, second = ("".join(f"  {name}\n" for name in part) for part in (names[:3], names[3:]))
     head = "plan net by hand\nobjective throughput\nstatus feasible\nbound 100.0\n"
     stages = f"predicted throughput_fps 50.0 latency_s 0.1\nstage a\n{first}stage b\n{second}"

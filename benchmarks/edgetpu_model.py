@@ -180,7 +180,7 @@ def compare_range(name: str) -> list[tuple[str, int, str, str]]:
     graph, stages = graph_of(rows[0]), rows[0]["stages"]
     problem = Problem(graph, hub(stages), unmeasured(graph), stages=stages)
     planned_ms = modelled_ms(graph, stages)
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     # A residual block ends with the sum of its two branches: there one tensor crosses, which is where a person cuts.
     ends = [index + 1 for index, operator in enumerate(graph.operators) if operator.name.endswith("_out")]
     devices = [device.name for device in problem.platform.devices]

@@ -100,7 +100,7 @@ def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:
             baselines[name] = planning.plan(problem, name).plan.stages
         except NoPlanError:
             continue  # its own rule ends it
-    whole = (Stage(("tpu0",), tuple(operator.name for operator in graph.operators)),)
+    whole = (Stage(("tpu0",), tuple(graph.operator_names)),)
     return Found(
         kind,
         graph.name,

@@ -240,7 +240,7 @@ def run_there(temporary: str, target: str) -> None:
     for folder in sorted(Path(temporary).glob("*/[0-9]")):
         places = [folder / place for place in PLACES if (folder / place).exists()]
         model = RelaxModel("model", [load_library(place, lambda one: one == target) for place in places], print)
-        names = [operator.name for operator in model.graph.operators]
+        names = model.graph.operator_names
         with np.load(folder.parent / FRAME) as saved:
             frame = dict(saved)
         expected = written(model, target, [[name] for name in names], frame)

@@ -149,7 +149,7 @@ def cut_between(name: str, pair: tuple[str, str], count: int, draw: random.Rando
         source = model if model.format == "onnx" else network_file(model, Path(temporary))
         made = compile_source(source, engines=",".join(pair))
     with closing(made.compiled) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         single = [device for device in made.platform.devices if len(device.cores) == 1]
         by_engine = [[device for device in single if engine_of(device) == engine] for engine in pair]
         first, second = by_engine[0][0], by_engine[1][-1]
@@ -186,7 +186,7 @@ def overhead(runs: int) -> None:
             made = compile_source(write_picture_net(Path(temporary) / "net.onnx"), engines=engine)
         device = next(device for device in made.platform.devices if len(device.cores) == 1)
         with closing(made.compiled) as compiled, ThreadPoolExecutor(1) as bound:
-            runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+            runner = compiled.stage(compiled.graph.operator_names, device)
             with closing(runner):
                 stage_us, own_us = bound.submit(timed, runner, runs).result()
         table.add_row(engine, f"{stage_us:.1f}", f"{own_us:.1f}", f"{stage_us - own_us:.1f}")

@@ -273,7 +273,7 @@ def parameters(gpu: Gpu, options: argparse.Namespace) -> bool:
 
 def soak(gpu: Gpu, options: argparse.Namespace) -> bool:
     rig, seconds = make_rig(gpu, "branching"), 2.0 if options.short else 60 * options.minutes
-    names = [operator.name for operator in rig.problem.graph.operators]
+    names = rig.problem.graph.operator_names
     usual = two_stages(rig.problem, rig.problem.platform.devices[0].name, "gpu", names, len(names) // 2)
     running = LivePipeline(rig.compiled, rig.problem, usual)
     samples: list[tuple[float, int, int]] = []

@@ -128,10 +128,6 @@ def model_of(described: str) -> Model:
     return load_lively(described) if "@" in described or described in SMALL else load(described)
 
 
-def operators(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
-
-
 def given(model: RelayModel) -> Written:
     """Return noise for the inputs of the model."""
     return as_written(model.graph.inputs, random_frame(model.graph.inputs))

@@ -79,7 +79,7 @@ def _predicted(name: str, result: Measured) -> tuple[str, ...]:
 
 def _in_two(problem: Problem) -> Iterator[Plan]:
     """Yield plans of two stages, CPU first and GPU first: the best cut of the listed order, and that in the middle."""
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     devices = [device.name for device in problem.platform.devices]
     for first, second in (devices, devices[::-1]):
         plans = [two_stages(problem, first, second, names, cut) for cut in range(1, len(names))]

@@ -149,7 +149,7 @@ def network_row(found: Subject) -> Row:
 
 def layers(found: Subject) -> Row:
     """Return the seconds of each operator on both devices, in the graph's order."""
-    names = [operator.name for operator in found.compiled.graph.operators]
+    names = found.compiled.graph.operator_names
     devices = {name: found.problem.profile.devices[name].seconds for name in found.pair}
     return {"network": found.name, "devices": {name: [by[each] for each in names] for name, by in devices.items()}}
 
@@ -157,7 +157,7 @@ def layers(found: Subject) -> Row:
 def transfers(found: Subject) -> list[Row]:
     """Return the seconds of transfers of several sizes, measured and as the profile has fitted them, both ways."""
     devices = found.problem.platform.devices
-    names = [operator.name for operator in found.compiled.graph.operators]
+    names = found.compiled.graph.operator_names
     rows = []
     for source, target in (devices, devices[::-1]):
         with (
@@ -177,7 +177,7 @@ def transfers(found: Subject) -> list[Row]:
 
 def configurations(found: Subject) -> tuple[dict[str, Plan], list[str]]:
     """Return the plans to compare by what they are, and why some that were wanted are not there."""
-    names = tuple(operator.name for operator in found.compiled.graph.operators)
+    names = tuple(found.compiled.graph.operator_names)
     plans: dict[str, Plan] = {}
     missing = []
     for device in found.pair:

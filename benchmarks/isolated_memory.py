@@ -79,7 +79,7 @@ def parts(graph: OperatorGraph, count: int) -> list[list[str]]:
     """Return the operators in `count` parts of about equal weights."""
     done = np.cumsum([operator.param_bytes for operator in graph.operators])
     ends = [int(np.searchsorted(done, done[-1] * part / count)) + 1 for part in range(1, count)]
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     return [names[begin:end] for begin, end in zip([0, *ends], [*ends, len(names)], strict=True)]
 
 
@@ -124,7 +124,7 @@ def measure_loading(backends: str, folder: Path) -> None:
 
 def stopped_seconds(compiled: CompiledModel, platform: Platform, device: Device) -> tuple[float, float]:
     """Return the seconds until a process is given up that stops while it loads, and one that stops while idle."""
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     with isolated(compiled, platform, (), making_s=LIMIT_S) as apart:
         began = time.monotonic()
         runner = apart.stage(names, device)

@@ -105,7 +105,7 @@ def halves(graph: OperatorGraph, devices: Sequence[Device]) -> Plan:
     """Cut where half of the multiplications are done."""
     done = np.cumsum([operator.macs for operator in graph.operators])
     cut = int(np.searchsorted(done, done[-1] / 2)) + 1
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     stages = tuple(
         Stage((device.name,), tuple(part)) for device, part in zip(devices, (names[:cut], names[cut:]), strict=True)
     )
@@ -126,7 +126,7 @@ def main() -> None:
     compiled = backend.compile(load(arguments.model), platform.devices)
     first, second, *_ = [device for device in platform.devices if device.name != "cpu"] * 2
     plan = halves(compiled.graph, (first, second)) if first is not second else None
-    every = [operator.name for operator in compiled.graph.operators]
+    every = compiled.graph.operator_names
     tensors = compiled.graph.tensors
     least = min(compiled.graph.operators, key=lambda o: sum(tensors[name].bytes for name in o.inputs) + o.output_bytes)
     table = Table(

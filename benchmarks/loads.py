@@ -270,7 +270,7 @@ def _gpu_work() -> Work:
     network = relay.Function(relay.analysis.free_vars(body), body)
     backend, platform = settle_platform(Platform("load", (Device("gpu", "gpu", (), target),)))
     compiled = backend.compile(as_model("load", *create_workload(network)), platform.devices)
-    runner = compiled.stage([operator.name for operator in compiled.graph.operators], platform.devices[0])
+    runner = compiled.stage(compiled.graph.operator_names, platform.devices[0])
     runner.bind()
     inputs, outputs = [port.buffer() for port in runner.inputs], [port.buffer() for port in runner.outputs]
     runner.run(inputs, outputs)  # OpenCL compiles its kernels when they first run

@@ -125,7 +125,7 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
     device = Device("cpu0", "host", (0,), host_target())
     models = [RelayModel.compile(model, [device.target], bind, order) for order in ("listed", "memory")]
     compiled = models[0]
-    operators = [operator.name for operator in compiled.graph.operators]
+    operators = compiled.graph.operator_names
     bind(device)
     runs, arrays = [], []
     for compiled in models:
@@ -178,7 +178,7 @@ def shared_row(model: Model, rounds: int) -> tuple[list[str], bool, float]:
     device = Device("cpu0", "host", (0,), host_target())
     listed = RelayModel.compile(model, [device.target], bind)
     ordered = RelayModel.compile(model, [device.target], bind, "memory")
-    operators = [operator.name for operator in listed.graph.operators]
+    operators = listed.graph.operator_names
     bind(device)
     both = (listed, ordered)
     plans = [(one, one.plan_slice(operators, device, share=share)) for one in both for share in (False, True)]

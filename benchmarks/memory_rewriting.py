@@ -235,7 +235,7 @@ def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
     from tvm_pipeline_tvm.relay.compiled import RelayModel
 
     compiled = RelayModel.compile(model, [device.target], bind, "memory")
-    operators = [operator.name for operator in compiled.graph.operators]
+    operators = compiled.graph.operator_names
     bind(device)
     stage = compiled.stage(operators, device)
     outputs = [port.buffer() for port in stage.outputs]
@@ -303,7 +303,7 @@ def product_row(label: str, file: Path | str, desk: Path, rounds: int) -> tuple[
     made = compile_source(file, None, desk, memory_rewrite=True)
     found, device = made.rewriting, made.platform.devices[0]
     assert found is not None
-    names = [operator.name for operator in plain.compiled.graph.operators]
+    names = plain.compiled.graph.operator_names
     usual, ordered = plain.compiled.activation_bytes(names, device)
     if not found.operators:
         return [label, f"{usual:,}", f"{ordered:,}", "", "", "nothing", "", ""], True
@@ -318,7 +318,7 @@ def time_over(one: CompiledModel, other: CompiledModel, device: Device, rounds: 
     """Return processor time of a frame of `other` over that of `one`: the median of rounds in turns, and their ends."""
     frames = []
     for compiled in (one, other):
-        stage = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+        stage = compiled.stage(compiled.graph.operator_names, device)
         stage.bind()
         inputs, outputs = [noise(port) for port in stage.inputs], [port.buffer() for port in stage.outputs]
         frames.append(partial(stage.run, inputs, outputs))

@@ -154,7 +154,7 @@ class _Frames:
 
 def _runner(library: Library, target: str) -> _Frames:
     model = RelayModel("model", [library], bind)
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     return _Frames(model.stage(names, Device("core", "host", (one_core(),), target)))
 
 

@@ -259,7 +259,7 @@ def host_platform(target: str = "") -> tuple[Backend, Platform]:
 
 def of_one_stage(graph: OperatorGraph, *devices: str) -> Plan:
     """Return the whole model on a device, or a replica of it on each of several."""
-    stage = Stage(devices, tuple(operator.name for operator in graph.operators))
+    stage = Stage(devices, tuple(graph.operator_names))
     return Plan(graph.name, "by hand", "throughput", (stage,), Prediction())
 
 

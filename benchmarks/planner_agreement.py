@@ -74,7 +74,7 @@ class Judged:
 
 def judged_plans(problem: Problem, *, replicas: bool) -> list[Judged]:
     """Return every plan of the problem that `evaluate` allows; devices may serve several stages."""
-    order = [operator.name for operator in problem.graph.operators]
+    order = problem.graph.operator_names
     found = []
     for stages in every_plan(problem, problem.stages, again=True, replicas=replicas):
         predicted = verdict(problem, stages)

@@ -123,7 +123,7 @@ def slices(options: argparse.Namespace) -> bool:
         model = loaded(name, options)
         compiled = backend.compile(model, [device])
         frame = random_frame(compiled.graph.inputs)
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         whole = model_outputs(compiled, run_stages(compiled, [(names, device)], frame))
         apart = against_onnxruntime(model, frame, whole)
         draw, equal, made_s = Random(0), 0, []
@@ -219,7 +219,7 @@ def overhead(options: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(proto, Path(folder) / "softmaxes.onnx")
         compiled = find_backend("host").compile(frontends.load(Path(folder) / "softmaxes.onnx"), [device])
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     runner = compiled.runnable_plan(compiled.plan_slice(names, device), device)
     inputs, outputs = [noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs]
     bound = compiled.stage(names, device)

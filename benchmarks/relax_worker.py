@@ -74,7 +74,7 @@ def one_core(core: int) -> Device:
 def ours(model: Model, core: int) -> Callable[[], object]:
     backend, device = find_backend("host"), one_core(core)
     compiled = backend.compile(model, [device])
-    stage = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+    stage = compiled.stage(compiled.graph.operator_names, device)
     inputs, outputs = [noise(port) for port in stage.inputs], [port.buffer() for port in stage.outputs]
     stage.bind()
     return lambda: stage.run(inputs, outputs)

@@ -154,7 +154,7 @@ def unsplit(compiled: CompiledModel, device: Device, frames: Sequence[Array], to
     """Return the outputs of the whole model for each frame, on one device and outside of any pipeline."""
 
     def run() -> list[Answer]:
-        runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+        runner = compiled.stage(compiled.graph.operator_names, device)
         runner.bind()
         (port,) = runner.inputs
         inputs, outputs = port.buffer(), [port.buffer() for port in runner.outputs]
@@ -184,7 +184,7 @@ def same(outputs: Answer, answer: Answer, tolerance: float = 0.0) -> bool:
 
 def random_plan(problem: Problem, draw: random.Random) -> Plan:
     """Return one device, the whole network on each single core and GPU, or two stages of these cut anywhere."""
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     devices = [device.name for device in problem.platform.devices]
     groups = list(disjoint_sets([device for device in problem.platform.devices if len(device.cores) <= 1]))
     cores = [device.name for device in draw.choice(groups)] if groups else []

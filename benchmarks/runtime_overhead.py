@@ -63,7 +63,7 @@ class CopyModel:
     graph = GRAPH
 
     def stage(self, operators: Sequence[str], device: Device) -> CopyRunner:
-        return CopyRunner([operator.name for operator in GRAPH.operators].index(operators[0]))
+        return CopyRunner(GRAPH.operator_names.index(operators[0]))
 
 
 def plain_loop(frame: Array, frames: int) -> float:

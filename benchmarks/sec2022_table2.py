@@ -159,7 +159,7 @@ def _different(rows: Sequence[dict[str, Any]], taken: Sequence[Choice]) -> bool:
 
 
 def stages_of(graph: OperatorGraph, choice: Choice, second_ends: str) -> tuple[Stage, ...]:
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     rest = names[names.index(second_ends) + 1 :]
     first = tuple(name for name in names if name in choice.front)
     second = tuple(name for name in names if name not in choice.front and name not in rest)

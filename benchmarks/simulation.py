@@ -59,7 +59,7 @@ Case = tuple[Problem, tuple[Stage, ...]]
 
 def cut_at_random(rng: random.Random, problem: Problem, groups: Sequence[tuple[str, ...]]) -> Case:
     """Return as many stages as there are groups of devices, cut anywhere in the graph's order."""
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     cuts = sorted(rng.sample(range(1, len(names)), len(groups) - 1))
     bounds = zip((0, *cuts), (*cuts, len(names)), strict=True)
     return problem, tuple(Stage(g, tuple(names[a:b])) for g, (a, b) in zip(groups, bounds, strict=True))

@@ -64,10 +64,6 @@ def compile_(name: str, device: Device) -> RelayModel:
     return RelayModel.compile(load(name), [device.target], lambda _: None)
 
 
-def operators(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
-
-
 # 1. Exactness
 
 
@@ -119,7 +115,7 @@ def prefix_at(graph: OperatorGraph, share: float) -> int:
 def build_stages_anew(mod: tvm.IRModule, share: float, target: str) -> list[float]:
     """Return seconds to make each side of a cut runnable by compiling it."""
     graph = operator_graph(mod)
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     k = prefix_at(graph, share)
     stages = (Stage(("cpu0",), tuple(names[:k])), Stage(("cpu1",), tuple(names[k:])))
     made = PartitionPipeline(Plan(graph.name, "by-hand", "throughput", stages, Prediction(1, 1)))(mod)
@@ -133,7 +129,7 @@ def build_stages_anew(mod: tvm.IRModule, share: float, target: str) -> list[floa
 
 def recutting(name: str, device: Device, builds: int) -> Row:
     model = compile_(name, device)
-    names = operators(model)
+    names = model.graph.operator_names
     mod, params = import_model(load(name))
     mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
     passes = [relay.transform.SimplifyInference(), FoldConstantFast(), relay.transform.InferType()]
@@ -176,7 +172,7 @@ def plan_of_tvm(model: RelayModel, target: str) -> int:
 
 def memory(name: str, device: Device) -> list[Row]:
     model = compile_(name, device)
-    names = operators(model)
+    names = model.graph.operator_names
     params = sum(array.numpy().nbytes for array in model.libraries[device.target].params.values())
     plan = plan_of_tvm(model, device.target)
     rows = []
@@ -220,7 +216,7 @@ def foreign(folder: Path, device: Device, cuts: int) -> list[Row]:
         ends = sum(
             tensors[name].bytes for name in {*(tensor.name for tensor in model.graph.inputs), *model.graph.outputs}
         )
-        slice_bytes = model.stage(operators(model), device).activation_bytes + ends
+        slice_bytes = model.stage(model.graph.operator_names, device).activation_bytes + ends
         found = exactness(model, device, cuts)
         rows.append({**found, "slice_bytes": slice_bytes, "tflite_bytes": arena_bytes(path.read_bytes())})
     return rows

@@ -39,7 +39,7 @@ def main() -> None:
 
     backend, platform = settle_platform(detect_platform())
     compiled = backend.compile(load(arguments.model), platform.devices)
-    device, names = platform.devices[0], [operator.name for operator in compiled.graph.operators]
+    device, names = platform.devices[0], compiled.graph.operator_names
     stage = compiled.stage(names, device)  # binds the measuring thread to its device
     part = compiled.cut(names, device)
     whole = Slice(compiled.libraries[device.target], part)

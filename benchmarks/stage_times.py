@@ -98,7 +98,7 @@ def errors_of(
     graph, [device] = compiled.graph, platform.devices
     timed, chance = stage_timer(compiled), np.random.default_rng(11)
     known = {frozenset(segment.operators) for profile in profiles for segment in profile.segments}
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     costs = [cost_of(Problem(graph, platform, profile), device) for profile in profiles]
     found: list[list[float]] = []
     while len(found) < count:

@@ -77,7 +77,7 @@ def network(name: str, options: argparse.Namespace) -> tuple[tuple[str, ...], bo
     device = replace(backend.detect()[0], cores=(max(os.sched_getaffinity(0)),))
     device = replace(device, target=options.target or device.target)
     compiled = [backend.compile(replace(model, tolerance=one), [device]) for one in (0.0, TOLERANCE)]
-    runners = [each.stage([operator.name for operator in each.graph.operators], device) for each in compiled]
+    runners = [each.stage(each.graph.operator_names, device) for each in compiled]
     with closing(runners[0]), closing(runners[1]):
         for runner in runners:
             runner.bind()

@@ -162,7 +162,7 @@ def unsplit(compiled: Any, target: str, frame: Arrays) -> list[np.ndarray]:
     from tests.support.stages import model_outputs, run_stages
     from tvm_pipeline.core.platform import Device
 
-    device, names = Device("cpu0", "host", (0,), target), [operator.name for operator in compiled.graph.operators]
+    device, names = Device("cpu0", "host", (0,), target), compiled.graph.operator_names
     return model_outputs(compiled, run_stages(compiled, [(names, device)], frame))
 
 

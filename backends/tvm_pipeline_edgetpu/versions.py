@@ -59,7 +59,7 @@ def for_compiler(model: TfliteModel, operators: Collection[str], content: bytes)
 def file_for_compiler(name: str, content: bytes) -> bytes:
     """Return a whole file as `for_compiler` does; `name` is for messages."""
     model = parse_model(Path(f"{name}.tflite"), content)
-    return for_compiler(model, [operator.name for operator in model.graph.operators], content)
+    return for_compiler(model, model.graph.operator_names, content)
 
 
 def _lowered(content: bytes) -> bytes:

@@ -45,7 +45,7 @@ class ModelledModel(OnnxModel):
 
     def __init__(self, model: Model, order: Order = "listed") -> None:
         super().__init__(model, order)
-        self.stage([operator.name for operator in self.graph.operators], Device("accelerator", "modelled"))
+        self.stage(self.graph.operator_names, Device("accelerator", "modelled"))
 
     def runner(self, content: bytes, inputs: Sequence[Port], outputs: Sequence[Port], device: Device) -> ModelledStage:
         try:

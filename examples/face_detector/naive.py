@@ -16,7 +16,7 @@ COLD_FRAMES = 5
 def naive_fps(compiled, platform: Platform, host: HostWork, frames: int) -> float:
     """Return the frames a second of the loop, over so many frames."""
     device = max(platform.devices, key=lambda device: len(device.cores))
-    work = stage_work([operator.name for operator in host.graph.operators], host)
+    work = stage_work(host.graph.operator_names, host)
     runner = compiled.stage(work.model, device)
     ports = {port.name: port for port in (*runner.inputs, *runner.outputs)}
     arrays = {name: port.buffer() for name, port in ports.items()}

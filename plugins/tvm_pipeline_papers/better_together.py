@@ -116,7 +116,7 @@ def read_log(path: Path) -> Log:
 
 def ten_best(problem: Problem) -> list[tuple[Stage, ...]]:
     """Return the ten schedules with the least value; each processor has one run of stages, or none."""
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     devices = [device.name for device in problem.platform.devices]
     found = []
     for count in range(1, min(len(devices), len(names)) + 1):

@@ -72,7 +72,7 @@ def every_cut(problem: Problem, first: str, second: str) -> list[Cut]:
 
 def _cut(problem: Problem, devices: tuple[str, str], operators: int) -> Cut:
     graph = problem.graph
-    names = tuple(operator.name for operator in graph.operators)
+    names = tuple(graph.operator_names)
     parts = [part for part in (names[:operators], names[operators:]) if part]
     stages = tuple(Stage((device,), part) for device, part in zip(devices, parts, strict=False))
     crossing = crossing_tensors(graph, parts)[1] if len(parts) == 2 else []

@@ -241,7 +241,7 @@ def period(record: StageRecord, skip: int, *, latest: bool = False) -> float | N
 
 
 def _stages(problem: Problem, devices: tuple[str, str], cut: int) -> tuple[Stage, ...]:
-    names = tuple(operator.name for operator in problem.graph.operators)
+    names = tuple(problem.graph.operator_names)
     parts = zip(devices, (names[:cut], names[cut:]), strict=True)
     return tuple(Stage((device,), part) for device, part in parts if part)
 

@@ -74,7 +74,7 @@ def host_graph(model: OperatorGraph, width: int, height: int, *, draws: bool, wr
     Examples:
         >>> from tvm_pipeline.testing import example_graph
         >>> graph = host_graph(example_graph(), 640, 360, draws=True, writes=True)
-        >>> [operator.name for operator in graph.operators]
+        >>> graph.operator_names
         ['host/read', 'host/prepare', 'double', 'increment', 'host/decode', 'host/draw', 'host/write']
     """
     if len(model.inputs) != 1:

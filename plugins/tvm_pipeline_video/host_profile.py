@@ -143,7 +143,7 @@ def _run(
     host: HostWork, compiled: CompiledModel, platform: Platform, device: Device, is_enough: Callable[[], bool]
 ) -> None:
     """Run the whole application on one device, frame by frame, until it is enough."""
-    stage = Stage((device.name,), tuple(operator.name for operator in host.graph.operators))
+    stage = Stage((device.name,), tuple(host.graph.operator_names))
     plan = Plan(host.graph.name, "by hand", "throughput", (stage,), Prediction())
     with host_errors(), Pipeline(compiled, plan, platform, in_flight=1, host=host) as pipeline:
         while not is_enough():

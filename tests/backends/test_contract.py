@@ -147,7 +147,7 @@ def test_what_only_some_backends_can_is_refused_with_the_next_step() -> None:
 def test_tensors_alive_at_one_time_count_as_activations() -> None:
     """Each operator of the chain reads eight bytes and writes eight."""
     compiled = LeastModel(chain_model(4), "listed")
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     whole, _ = compiled.activation_bytes(names, Device("npu0", "least"))
     assert whole == 16 + 8  # the input stays, since the runtime owns its buffer
 

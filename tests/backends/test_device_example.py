@@ -152,7 +152,7 @@ def test_it_shares_a_model_with_the_host(model, tmp_path, caplog) -> None:
         assert after.latency_s == pytest.approx(chosen.predicted.latency_s + 0.25)
 
         write_bundle(tmp_path / "net.tar", Bundle(compiled.graph, platform, profile, chosen, compiled))
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         thrice = make_plan(
             compiled.graph, ([cpu.name], names[:3]), (["accelerator"], names[3:6]), ([cpu.name], names[6:])
         )

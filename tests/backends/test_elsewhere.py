@@ -32,10 +32,6 @@ AMX = "llvm -mcpu=sapphirerapids"
 FAR = (4000, 4001)  # cores that no machine here has
 
 
-def _names(compiled):
-    return [operator.name for operator in compiled.graph.operators]
-
-
 def _convolutions(compiled):
     return sum(operator.kind.count("conv2d") for operator in compiled.graph.operators)
 
@@ -61,17 +57,19 @@ def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tm
     own = backend.compile(net, [Device("cpu0", "host", (), host_target())])
     assert (compiled.graph.inputs, _convolutions(compiled)) == (own.graph.inputs, _convolutions(own))
     with pytest.raises(PlatformError, match=r"device arm cannot run here: it is code for aarch64, and this machine"):
-        compiled.stage(_names(compiled), board.devices[0])
+        compiled.stage(compiled.graph.operator_names, board.devices[0])
     with pytest.raises(PlatformError, match="cannot run here"):
         compiled.time_operators(board.devices[0], 2)
-    assert compiled.activation_bytes(_names(compiled), board.devices[0])[0] > 0
-    compiled.stage(_names(compiled)[:1], board.devices[1]).close()
+    assert compiled.activation_bytes(compiled.graph.operator_names, board.devices[0])[0] > 0
+    compiled.stage(compiled.graph.operator_names[:1], board.devices[1]).close()
 
     said = log_lines("INFO")
     again = lead.compile_elsewhere(net, board.devices[:1])
     assert again.libraries[AARCH64].folder == arm.folder
     assert not said  # it was in the cache
-    plan = Plan(compiled.graph.name, "x", "throughput", (Stage(("arm",), tuple(_names(compiled))),), Prediction())
+    plan = Plan(
+        compiled.graph.name, "x", "throughput", (Stage(("arm",), tuple(compiled.graph.operator_names)),), Prediction()
+    )
     bundle = Bundle(compiled.graph, board, unmeasured(compiled.graph), plan, compiled)
     write_bundle(tmp_path / "net.tar", bundle)
     with tarfile.open(tmp_path / "net.tar") as tar:
@@ -89,7 +87,7 @@ def test_instructions_that_this_processor_lacks_are_not_run(net):
         backend.settle(device)
     compiled = backend.compile_elsewhere(net, [backend.settle_elsewhere(device)])
     with pytest.raises(PlatformError, match=r"its code may use amx-.*, which this processor has not"):
-        compiled.stage(_names(compiled), device)
+        compiled.stage(compiled.graph.operator_names, device)
 
 
 def test_targets_that_no_compiler_here_knows():

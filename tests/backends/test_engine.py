@@ -129,7 +129,7 @@ def test_what_it_refuses_stays_elsewhere(
 ) -> None:
     device = Device("cpu0", "reference", (CORE,), "cpu without=Gemm")
     with caplog.at_level(logging.WARNING), closing(backend.compile(model, [device, CPU])) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         assert [compiled.computes(each) for each in (device, CPU)] == [names[:-1], names]
         with pytest.raises(PlanError, match=f"device cpu0 cannot compute operator {names[-1]} of net: .* has none"):
             compiled.stage(names, device)
@@ -154,7 +154,7 @@ def test_threads_that_keep_to_no_cores_have_a_process(
     monkeypatch.setattr("tvm_pipeline.backends.engine.CORES", CORES | {max(CORES) + 1})
     with closing(backend.compile(model, [CPU])) as compiled:
         monkeypatch.setattr(compiled, "isolated_stage", lambda operators, device: (operators, device))
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         held = Device("threads", "reference", tuple(sorted(CORES)), "cpu")
         assert compiled.stage(names, held) == (names, held)
         assert isinstance(compiled.stage(names, Device("threads", "reference", (), "cpu")), ReferenceStage)

@@ -64,7 +64,7 @@ def results(runner: StageRunner) -> list[Array]:
 @pytest.mark.parametrize("make", [of_onnxruntime, of_several_backends, of_tflite])
 def test_stages_outlive_the_file(make: Callable[[Path], Made], tmp_path: Path) -> None:
     compiled, device, file = make(tmp_path)
-    runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+    runner = compiled.stage(compiled.graph.operator_names, device)
     before = results(runner)
     gc.disable()  # what goes must go at once: the process of a stage has nothing else to collect
     try:

@@ -66,7 +66,7 @@ def test_a_compiled_model_is_that_of_the_file_in_less_memory(made) -> None:
     graph, device = compiled.compiled.graph, compiled.platform.devices[0]
     frame = random_frame(graph.inputs)
     [expected] = onnxruntime.InferenceSession(path.read_bytes()).run(None, frame)
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
 
     def output(*stages: list[str]) -> Any:
         made_ = run_stages(compiled.compiled, [(stage, device) for stage in stages], frame)

@@ -145,7 +145,7 @@ def two(monkeypatch, model) -> tuple[SlicedBackend, Platform]:
 
 
 def split(model: FakeModel) -> Plan:
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     return make_plan(model.graph, (["other0"], names[:2]), (["host0"], names[2:5]), (["other0"], names[5:]))
 
 
@@ -241,12 +241,12 @@ def test_each_backend_prepares_its_own_part(two, model, monkeypatch):
         monkeypatch.setattr(member, "share", lambda residents, platform, name=name: told.setdefault(name, residents))
     plan = split(model)
     backend.share([(compiled, plan.stages)], platform)
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     [(whole, stages)] = told["other"]
     assert whole.graph == model.graph
     assert stages == [Stage(("other0",), tuple(names[:2])), Stage(("other0",), tuple(names[5:]))]
     [(part, stages)] = told["host"]
-    assert [operator.name for operator in part.graph.operators] == names[2:5]
+    assert part.graph.operator_names == names[2:5]
     assert stages == [Stage(("host0",), tuple(names[2:5]))]
 
 

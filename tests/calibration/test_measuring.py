@@ -92,7 +92,7 @@ def test_known_devices_are_refitted_and_unseen_networks_predicted(calibrate, tmp
     models = {device.name: device.model for device in found.platform.devices}
     assert models["d0"] == models["d1"] != models["slow"]
     unseen = network("unseen", np.random.default_rng(77))
-    table = stage_table([(unseen, [operator.name for operator in unseen.operators])])
+    table = stage_table([(unseen, unseen.operator_names)])
     for name, law in (("d0", LAW), ("slow", SLOW)):
         assert table.seconds(models[name])[0] == pytest.approx(table.seconds(law)[0], rel=0.15)
         group = found.groups[name == "slow"].found.calibration

@@ -27,7 +27,7 @@ from tvm_pipeline.profiling.device_bench import SHARED_OUT_BY
 from tvm_pipeline.testing import FakeBackend, FakeModel, example_graph
 
 [GRAPH] = several(1)
-NAMES = [operator.name for operator in GRAPH.operators]
+NAMES = GRAPH.operator_names
 
 
 class StagesOnly(FakeModel):

@@ -66,7 +66,7 @@ def test_the_file_that_it_writes_is_what_plan_reads(cli, box, tmp_path, monkeypa
     assert [device.model.error is not None for device in read_platform(out).devices] == [True, True]
     assert out.read_text().startswith("# Written by `tvm-pipeline calibrate`")
     assert "d0, d1: error" in outcome.out
-    by_law = stage_table([(asked, [operator.name for operator in asked.operators])])
+    by_law = stage_table([(asked, asked.operator_names)])
     assert by_law.seconds(read_platform(out).devices[0].model)[0] == pytest.approx(by_law.seconds(LAW)[0], rel=0.1)
     assert all(name in outcome.out for name in ("macs_per_s", "operator_s", "factor of conv2d 1x1 float32"))
     assert planned.code == 0, planned.err

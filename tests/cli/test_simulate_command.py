@@ -28,7 +28,7 @@ def what(tmp_path) -> list[object]:
     (tmp_path / "box.toml").write_text(PLATFORM)
     (tmp_path / "plan.txt").write_text(PLAN)
     graph = read_graph(tmp_path / "net.json")
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     seconds = {"a": [0.010, 0.020], "b": [0.030, 0.025]}
     devices = {device: {"seconds": dict(zip(names, row, strict=True))} for device, row in seconds.items()}
     profile = {"graph": graph.name, "fingerprint": graph.fingerprint, "devices": devices}

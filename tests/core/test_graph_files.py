@@ -173,7 +173,7 @@ def test_the_order_is_the_nearest_to_the_given_one(rng: random.Random) -> None:
     digraph = random_digraph(rng)
     position = {key: index for index, key in enumerate(digraph.nodes)}
     order = networkx.lexicographical_topological_sort(digraph, key=position.__getitem__)
-    assert [operator.name for operator in graph_from_networkx(digraph).operators] == [str(key) for key in order]
+    assert graph_from_networkx(digraph).operator_names == [str(key) for key in order]
 
 
 @given(randoms(), st.integers(0, 2))

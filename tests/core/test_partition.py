@@ -81,7 +81,7 @@ def test_a_stage_is_closed_under_between(net: OperatorGraph, rng: random.Random)
 
 @given(graphs(), randoms())
 def test_longest_stages_are_legal_and_cannot_be_joined(graph: OperatorGraph, random: random.Random) -> None:
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     chosen = {name for name in names if random.random() < 0.7}
     stages = longest_stages(graph, chosen)
     assert [name for name in names if name in chosen] == sorted((n for stage in stages for n in stage), key=names.index)

@@ -100,7 +100,7 @@ def test_every_cut_between_loops_is_a_cut_of_the_model(seed):
     for state, output in states:  # what reads a state and what writes it are one operator
         touching = {o.name for o in operators if state.name in o.inputs or output in [t.name for t in o.outputs]}
         assert any(touching <= set(own) for own in stands_for.values())
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     for first in range(len(names)):
         for last in range(first + 1, len(names) + 1):
             check_stage(model, [part for name in names[first:last] for part in stands_for[name]])

@@ -257,7 +257,7 @@ def test_limits_refuse_the_plans_beyond_them_and_change_no_others(objective: str
 
 def test_without_seconds_a_plan_is_judged_by_its_bytes_alone() -> None:
     problem = lexicographic_problem(random.Random(2), devices=(2, 2))
-    names = tuple(operator.name for operator in problem.graph.operators)
+    names = tuple(problem.graph.operator_names)
     found = evaluate(problem, (Stage(("dev0",), names),))
     assert (found.costs, found.bus_s) == ((), {})
     predicted = found.predicted

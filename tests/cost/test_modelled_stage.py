@@ -23,7 +23,7 @@ def judged_s(model: DeviceModel, graph: OperatorGraph, stages: int) -> float:
     """Return the seconds of a frame in a row of stages on devices of this model, with links that cost nothing."""
     devices = tuple(Device(f"d{index}", model=model) for index in range(stages))
     links = tuple(Link(a.name, b.name, 0.0, 1e30) for a in devices for b in devices if a != b)
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     ends = [round(len(names) * part / stages) for part in range(stages + 1)]
     parts = tuple(
         Stage((device.name,), tuple(names[start:end]))
@@ -43,7 +43,7 @@ def models(rng: random.Random, graph: OperatorGraph) -> list[DeviceModel]:
 def test_a_whole_network_takes_what_the_judge_says(graph: OperatorGraph, rng: random.Random) -> None:
     """Also where parameters spill, and for rooflines; the judge counts inputs that nothing reads as results, too."""
     graph = replace(graph, outputs=tuple(name for name in graph.outputs if name in graph.edges.writer))
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     for model in models(rng, graph):
         assert stage_seconds(model, graph, names) == pytest.approx(judged_s(model, graph, 1))
 
@@ -52,7 +52,7 @@ def test_stages_of_a_chain_take_what_the_judge_says() -> None:
     """In a chain nothing but a stage's own inputs and outputs crosses its ends."""
     rng = random.Random(3)
     graph = random_chain(rng, 9)
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     for model in models(rng, graph):
         table = stage_table([(graph, names[start : start + 3]) for start in (0, 3, 6)])
         assert table.seconds(model).sum() == pytest.approx(judged_s(model, graph, 3))

@@ -206,7 +206,7 @@ def test_edge_tpus_on_one_bus_run_as_in_the_naive_simulation(count: int) -> None
     """ResNet50, cut evenly: each stage overflows its cache, or none, and they take turns on the bus."""
     graph = read_graph(PROFILES / "keras" / "ResNet50.json")
     platform = read_platform(PROFILES / "platforms" / f"coral-usb-{count}.toml")
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     edges = [len(names) * index // count for index in range(count + 1)]
     stages = tuple(
         Stage((device.name,), tuple(names[start:end]))

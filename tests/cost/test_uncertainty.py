@@ -22,7 +22,7 @@ from tvm_pipeline.cost.scaling import slowed
 def uncertain(**by_device: tuple[float, float, float]) -> Problem:
     """Read 1, compute 10 and write 4 ms on `a` and `b`, each so uncertain."""
     problem = application()
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     devices = {
         name: replace(device, uncertainty=dict(zip(names, by_device[name], strict=True)) if name in by_device else {})
         for name, device in problem.profile.devices.items()

@@ -263,7 +263,7 @@ def test_the_command_rewrites_the_file_and_its_bundle_runs(tmp_path: Path, capfd
     with open_bundle(bundle) as opened:
         assert opened.rewriting is not None
         assert opened.rewriting.operators == ("concatenation_3",)
-        names = [operator.name for operator in opened.graph.operators]
+        names = opened.graph.operator_names
         runner = opened.compiled.stage(names, opened.platform.devices[0])
         frame, made = runner.inputs[0].buffer(), runner.outputs[0].buffer()
         frame[...] = np.random.default_rng(1).standard_normal(frame.shape)

@@ -111,7 +111,7 @@ def frames(model) -> list[dict[str, Array]]:
 
 def cut(model: CompiledModel, *stages: tuple[str, int, int]) -> Plan:
     """Return stages of operators start..end-1, each on one device."""
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     return make_plan(model.graph, *(([device], names[start:end]) for device, start, end in stages))
 
 
@@ -175,7 +175,7 @@ def test_stages_of_both_kinds_make_one_pipeline(model, platform, frames, stages,
 
 def test_tensors_cross_under_the_names_and_types_of_the_file(model, platform):
     """Whichever backend runs a stage, it takes and gives the same."""
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     for operators in (names[:2], names[4:]):
         ports = []
         for name in ("cpu0", "tpu0"):

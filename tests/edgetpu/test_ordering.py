@@ -87,7 +87,7 @@ def test_a_file_that_no_order_helps_stays_as_it_is() -> None:
 
 def test_a_stage_runs_in_the_order_and_a_saved_model_keeps_it(tmp_path: Path) -> None:
     model = EdgeTpuModel(Model("net", "tflite", towers()))
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     plain = model.activation_bytes(names, CPU)
     assert plain[0] == plain[1]
     model = EdgeTpuModel(Model("net", "tflite", towers()), order="memory")
@@ -106,7 +106,7 @@ def test_a_stage_runs_in_the_order_and_a_saved_model_keeps_it(tmp_path: Path) ->
 def test_tflite_copies_concatenations() -> None:
     """If this fails, TFLite has learnt to do without, and the page on memory says otherwise."""
     model = EdgeTpuModel(Model("net", "tflite", towers()))
-    arena = model.stage_arena([operator.name for operator in model.graph.operators], CPU)
+    arena = model.stage_arena(model.graph.operator_names, CPU)
     kinds = [operator.kind for operator in model.graph.operators]
     assert (arena.in_place, arena.copied) == (0, kinds.count("concatenation"))
     assert arena.copied

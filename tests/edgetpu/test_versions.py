@@ -56,7 +56,7 @@ def network(kind: str, version: int, *, groups: int = 1, channels: int = 1, acti
 def computed(platform: Platform, content: bytes) -> dict[str, np.ndarray]:
     """Return what a stage of the whole file computes on the first device."""
     model, settled = compiled(platform, content)
-    runner = model.stage([operator.name for operator in model.graph.operators], settled.devices[0])
+    runner = model.stage(model.graph.operator_names, settled.devices[0])
     feeds = random_feeds(model.graph)
     outputs = [port.buffer() for port in runner.outputs]
     in_bound_thread(runner, lambda: runner.run([feeds[port.name] for port in runner.inputs], outputs))

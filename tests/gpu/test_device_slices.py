@@ -34,15 +34,14 @@ def outputs(model: RelayModel, stages: list[tuple[list[str], Device]]) -> list[n
     return model_outputs(model, run_stages(model, stages, random_frame(model.graph.inputs)))
 
 
-def names(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NETWORKS)
 def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
     model = mixed(name)
-    whole, host = outputs(model, [(names(model), gpu)]), outputs(model, [(names(model), cpu)])
+    whole, host = (
+        outputs(model, [(model.graph.operator_names, gpu)]),
+        outputs(model, [(model.graph.operator_names, cpu)]),
+    )
     for own, expected in zip(whole, host, strict=True):
         np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
     random = Random(0)
@@ -56,7 +55,7 @@ def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_stages_on_cpu_and_gpu_in_turn(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
     model, random = mixed(name), Random(1)
-    host = outputs(model, [(names(model), cpu)])
+    host = outputs(model, [(model.graph.operator_names, cpu)])
     for stages in (2, 3, 4):
         cut = random_stages(model.graph, random, min(stages, len(model.graph)))
         for first in (0, 1):
@@ -70,13 +69,13 @@ def test_parameters_are_on_the_device_once_for_all_slices(
     mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda
 ) -> None:
     model = mixed("branching")
-    model.stage(names(model), gpu).close()
+    model.stage(model.graph.operator_names, gpu).close()
     model.close()
     gc.collect()
     assert wait_until_released(tvm.device("cuda", 0))
     before = software_cuda.allocated()
-    whole = [model.stage(names(model), gpu) for _ in range(3)]
-    single = [model.stage([name], gpu) for name in names(model)]
+    whole = [model.stage(model.graph.operator_names, gpu) for _ in range(3)]
+    single = [model.stage([name], gpu) for name in model.graph.operator_names]
     params = sum(array.numpy().nbytes for array in model.libraries[gpu.target].params.values())
     arenas = sum(stage.activation_bytes for stage in (*whole, *single))
     crossing = sum(port.buffer().nbytes for stage in (*whole, *single) for port in (*stage.inputs, *stage.outputs))
@@ -94,7 +93,7 @@ def test_parameters_are_on_the_device_once_for_all_slices(
 @pytest.mark.thorough
 def test_only_what_crosses_a_cut_is_copied(mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda) -> None:
     model = mixed("branching")
-    operators = names(model)
+    operators = model.graph.operator_names
     stage = model.stage(operators[1:-1], gpu)
     inputs, found = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
     for array in inputs:
@@ -110,12 +109,12 @@ def test_only_what_crosses_a_cut_is_copied(mixed: Mixed, gpu: Device, software_c
 def test_a_model_loaded_twice_outlives_the_first(mixed: Mixed, gpu: Device, tmp_path: Path) -> None:
     mixed("branching").save(tmp_path)
     first, second = RelayModel.load(tmp_path, bind), RelayModel.load(tmp_path, bind)
-    expected = outputs(first, [(names(first), gpu)])
-    outputs(second, [(names(second), gpu)])
+    expected = outputs(first, [(first.graph.operator_names, gpu)])
+    outputs(second, [(second.graph.operator_names, gpu)])
     first.close()
     del first
     gc.collect()
-    for own, wanted in zip(outputs(second, [(names(second), gpu)]), expected, strict=True):
+    for own, wanted in zip(outputs(second, [(second.graph.operator_names, gpu)]), expected, strict=True):
         np.testing.assert_array_equal(own, wanted)
 
 
@@ -137,7 +136,7 @@ def test_kernels_are_timed_between_events(
     waits, sync = [], tvm.runtime.Device.sync
     monkeypatch.setattr(tvm.runtime.Device, "sync", lambda self: waits.append(self) or sync(self))
     recorded, handles = software_cuda.recorded(), software_cuda.handles()
-    nodes = len(model.cut(names(model), gpu).operator_nodes)
+    nodes = len(model.cut(model.graph.operator_names, gpu).operator_nodes)
     assert nodes > 5
     assert (model.time_operators(gpu, 10) > 0).all()
     assert software_cuda.recorded() - recorded == 10 * (nodes + 1)
@@ -157,7 +156,7 @@ def test_without_the_runtime_library_the_host_times(
 
 def test_a_closed_stage_says_so(mixed: Mixed, gpu: Device) -> None:
     model = mixed("branching")
-    stage = model.stage(names(model), gpu)
+    stage = model.stage(model.graph.operator_names, gpu)
     stage.close()
     with pytest.raises(RunError, match=r"a stage on gpu .* was closed; make a new one"):
         stage.run([], [])

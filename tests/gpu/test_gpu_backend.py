@@ -269,7 +269,7 @@ def test_a_bundle_for_another_gpu(drivers: Drivers, monkeypatch, tmp_path, made_
     install(monkeypatch, Compiling())
     chosen, platform = settle_platform(Platform("board", (gpu(),)))
     model = chosen.compile(Model("chain", "onnx", b""), platform.devices)
-    plan = make_plan(model.graph, (["gpu"], [operator.name for operator in model.graph.operators]))
+    plan = make_plan(model.graph, (["gpu"], model.graph.operator_names))
     write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, unmeasured(model.graph), plan, model))
     drivers.have(**here)
     with pytest.raises(BundleError, match=words), open_bundle(tmp_path / "net.tar"):
@@ -288,7 +288,7 @@ def test_a_bundle_of_another_model_of_gpu_is_used_with_a_warning(drivers: Driver
     chosen, platform = settle_platform(Platform("board", (gpu("cuda"),)))
     model = chosen.compile(Model("chain", "onnx", b""), platform.devices)
     profile = measured_profile(Compiled(chosen, model, platform), repeats=2)
-    plan = make_plan(model.graph, (["gpu"], [operator.name for operator in model.graph.operators]))
+    plan = make_plan(model.graph, (["gpu"], model.graph.operator_names))
     write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, profile, plan, model))
 
     def said() -> list[str]:

@@ -46,7 +46,7 @@ def frames(model: RelayModel, count: int) -> Iterator[dict[str, Array]]:
 
 
 def answers(model: RelayModel, device: Device) -> list[list[Array]]:
-    whole = [operator.name for operator in model.graph.operators]
+    whole = model.graph.operator_names
     return [
         model_outputs(model, run_stages(model, [(whole, device)], random_frame(model.graph.inputs, index)))
         for index in range(3)
@@ -61,7 +61,7 @@ def check(results: list[Result], model: RelayModel, expected: list[list[Array]],
 
 
 def halves(model: RelayModel) -> tuple[list[str], list[str]]:
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     return names[: len(names) // 2], names[len(names) // 2 :]
 
 
@@ -73,7 +73,7 @@ def problem(model: RelayModel, platform: Platform) -> Problem:
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("turns", ["cpu gpu", "gpu cpu", "cpu gpu cpu", "gpu cpu gpu", "gpu + cpu"])
 def test_stages_and_replicas(turns: str, model: RelayModel, platform: Platform, cpu: Device) -> None:
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     if "+" in turns:
         stages = [(("gpu", "cpu0"), names)]
     else:
@@ -190,7 +190,7 @@ def test_garbage_of_a_gpu_that_hangs_keeps_no_other_thread(
     model: RelayModel, gpu: Device, software_cuda: SoftwareCuda
 ) -> None:
     """Any thread may be the one that collects it, such as that of a stage on the CPU."""
-    whole = [operator.name for operator in model.graph.operators]
+    whole = model.graph.operator_names
     stages = [model.stage(whole, gpu) for _ in range(2)]
     inputs, outputs = [p.buffer() for p in stages[0].inputs], [p.buffer() for p in stages[0].outputs]
     for stage in stages:
@@ -218,7 +218,7 @@ def test_garbage_of_a_gpu_that_hangs_keeps_no_other_thread(
 def test_a_device_without_memory_says_how_much_is_wanted(
     model: RelayModel, gpu: Device, software_cuda: SoftwareCuda
 ) -> None:
-    whole = [operator.name for operator in model.graph.operators]
+    whole = model.graph.operator_names
     software_cuda.fail_allocation()
     try:
         with pytest.raises(RunError, match=r"device gpu .*cannot hold a stage of .* bytes of activations"):
@@ -229,6 +229,6 @@ def test_a_device_without_memory_says_how_much_is_wanted(
 
 
 def test_outputs_are_logical(model: RelayModel, gpu: Device) -> None:
-    stage = model.stage([operator.name for operator in model.graph.operators], gpu)
+    stage = model.stage(model.graph.operator_names, gpu)
     array = stage.outputs[0].buffer()
     assert to_logical(array, stage.outputs[0].layout).shape == model.graph.tensors[model.graph.outputs[0]].shape

@@ -37,7 +37,7 @@ def compiled(architecture: str) -> RelayModel:
 
 def result(model: RelayModel) -> np.ndarray:
     gpu = Device("gpu", "gpu", target=next(iter(model.libraries)))
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     return model_outputs(model, run_stages(model, [(names, gpu)], random_frame(model.graph.inputs)))[0]
 
 

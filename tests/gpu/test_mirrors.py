@@ -31,7 +31,7 @@ FRAMES = 6
 
 @pytest.fixture
 def names(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
+    return model.graph.operator_names
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_memory_of_the_host_is_registered_while_it_is_used(
 def three_stages(model: RelayModel) -> tuple[Plan, str]:
     """Return a plan GPU, CPU, GPU in which a tensor goes from the first stage to the third, and its name."""
     graph = model.graph
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     for first in range(1, len(names) - 1):
         for second in range(first + 1, len(names)):
             parts = names[:first], names[first:second], names[second:]
@@ -138,7 +138,7 @@ def test_a_tensor_stays_between_two_stages_on_the_gpu(
     plan, skipping = three_stages(model)
     platform = Platform("both", (cpu, gpu))
     stages = [model.stage(stage.operators, platform.device(stage.devices[0])) for stage in plan.stages]
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     frames = [random_frame(model.graph.inputs, index) for index in range(FRAMES)]
     expected = [model_outputs(model, run_stages(model, [(names, cpu)], frame)) for frame in frames]
     first, second, third = ({port.name: port.buffer().nbytes for port in stage.inputs} for stage in stages)

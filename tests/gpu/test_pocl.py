@@ -46,7 +46,7 @@ def pocl(monkeypatch: pytest.MonkeyPatch) -> Device:
 @pytest.mark.thorough
 def test_slices_equal_the_unsplit_model(cpu: Device, pocl: Device) -> None:
     model = RelayModel.compile(network(), [cpu.target, pocl.target], bind, host=cpu.target)
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     frame = random_frame(model.graph.inputs)
     host = model_outputs(model, run_stages(model, [(names, cpu)], frame))
     whole = model_outputs(model, run_stages(model, [(names, pocl)], frame))
@@ -81,7 +81,7 @@ def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(
     seal(folder)  # else the cache takes it for damaged
     model = RelayModel.compile(described, targets, bind, host=cpu.target)
     check_agreement(model, [cpu, pocl])
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     refused = [operator.name for operator in model.graph.operators if "softmax" in operator.kind]
     assert refused
     assert model.computes(pocl) == [name for name in names if name not in refused]

@@ -70,10 +70,6 @@ def model(platform: Platform) -> Iterator[RelayModel]:
     compiled.close()
 
 
-def names(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
-
-
 def nms_of(model: RelayModel) -> str:
     [found] = [operator.name for operator in model.graph.operators if "non_max_suppression" in operator.kind]
     return found
@@ -87,13 +83,17 @@ def results(model: RelayModel, plan: Plan, platform: Platform) -> list[Array]:
 
 def around_nms(model: RelayModel) -> Plan:
     """Return a plan of what the GPU computes on the GPU, and the rest on the CPU."""
-    cut = names(model).index(nms_of(model))
-    before, nms, after = names(model)[:cut], names(model)[cut : cut + 1], names(model)[cut + 1 :]
+    cut = model.graph.operator_names.index(nms_of(model))
+    before, nms, after = (
+        model.graph.operator_names[:cut],
+        model.graph.operator_names[cut : cut + 1],
+        model.graph.operator_names[cut + 1 :],
+    )
     return make_plan(model.graph, (("gpu",), before), (("cpu0",), nms), (("gpu",), after))
 
 
 def check_results(model: RelayModel, plan: Plan, platform: Platform) -> None:
-    expected = results(model, make_plan(model.graph, (("cpu0",), names(model))), platform)
+    expected = results(model, make_plan(model.graph, (("cpu0",), model.graph.operator_names)), platform)
     assert all(np.ptp(array) > 0 for array in expected)
     for own, wanted in zip(results(model, plan, platform), expected, strict=True):
         np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-5)
@@ -104,9 +104,9 @@ def test_nms_stays_on_the_cpu(model: RelayModel, platform: Platform, gpu: Device
     nms = nms_of(model)
     assert list(model.refused) == [compiler_target(gpu.target)]
     assert list(model.refused[compiler_target(gpu.target)]) == [nms]
-    assert model.computes(cpu) == names(model)
-    assert model.computes(gpu) == [name for name in names(model) if name != nms]
-    for operators in ([nms], names(model)):
+    assert model.computes(cpu) == model.graph.operator_names
+    assert model.computes(gpu) == [name for name in model.graph.operator_names if name != nms]
+    for operators in ([nms], model.graph.operator_names):
         with pytest.raises(
             PlanError, match=rf"device gpu .* cannot compute operator {nms} of detector: against the CPU"
         ):
@@ -163,7 +163,7 @@ def test_what_was_saved_before_there_was_this_file_is_read(branching: RelayModel
     with pytest.raises(BundleError, match=r"refused\.json.*compile the model again"):
         RelayModel.load(tmp_path, bind)
     (tmp_path / "refused.json").unlink()
-    assert RelayModel.load(tmp_path, bind).computes(gpu) == names(branching)
+    assert RelayModel.load(tmp_path, bind).computes(gpu) == branching.graph.operator_names
 
 
 # Other networks, whose GPU library is spoilt
@@ -200,10 +200,12 @@ def test_operators_that_differ_are_refused_whatever_the_order(
     devices = platform.devices[::-1] if gpu_first else platform.devices
     check_agreement(model, devices)
     assert set(model.refused) == {compiler_target(gpu.target)}
-    assert model.computes(gpu) == [name for name in names(model) if name not in chosen]
+    assert model.computes(gpu) == [name for name in model.graph.operator_names if name not in chosen]
     assert f"gpu: {', '.join(chosen)} stay on other devices: against the CPU, its result" in caplog.text
     seconds = model.time_operators(gpu, 2)
-    assert [name for name, timed in zip(names(model), np.isnan(seconds).T, strict=True) if timed.all()] == chosen
+    assert [
+        name for name, timed in zip(model.graph.operator_names, np.isnan(seconds).T, strict=True) if timed.all()
+    ] == chosen
     assert np.isnan(seconds).sum() == 2 * len(chosen)
 
 
@@ -263,7 +265,7 @@ def test_an_operator_that_fails_is_refused(
     software_cuda.fail_allocation()
     check_agreement(model, platform.devices)
     [(name, why)] = model.refused[compiler_target(gpu.target)].items()
-    assert name == names(model)[0]
+    assert name == model.graph.operator_names[0]
     assert why.startswith("it fails there: ")
     assert "cannot hold a stage" in why
 

@@ -97,10 +97,6 @@ def model(tmp_path: Path) -> Model:
     return load(written(tmp_path, floats()))
 
 
-def names(compiled: CompiledModel) -> list[str]:
-    return [operator.name for operator in compiled.graph.operators]
-
-
 def in_stages(
     compiled: CompiledModel, groups: Sequence[Sequence[str]], frame: Mapping[str, Array], device: Device
 ) -> dict[str, Array]:
@@ -143,7 +139,7 @@ def test_its_threads_stay_on_the_cores_of_the_device(backend: LitertBackend) -> 
     before = ticks().keys()
     with (
         closing(backend.compile(load(MOBILENET), [device])) as compiled,
-        closing(compiled.stage(names(compiled), device)) as stage,
+        closing(compiled.stage(compiled.graph.operator_names, device)) as stage,
     ):
         seen: list[dict[int, tuple[int, set[int]]]] = []
         worker = threading.Thread(target=frames, args=(stage, seen))
@@ -157,7 +153,7 @@ def test_its_threads_stay_on_the_cores_of_the_device(backend: LitertBackend) -> 
 
 def test_a_model_that_cannot_be_cut_is_one_stage_with_its_state(backend: LitertBackend, tmp_path: Path) -> None:
     with closing(backend.compile(load(written(tmp_path, running_sum())), [CPU])) as compiled:
-        plan = make_plan(compiled.graph, (["cpu0"], names(compiled)))
+        plan = make_plan(compiled.graph, (["cpu0"], compiled.graph.operator_names))
         with Pipeline(compiled, plan, Platform("p", (CPU,))) as pipeline:
             results = pipeline.map([np.full((1, 3), value, np.float32) for value in (1, 10, 100)])
             assert [result.outputs["tensor/2:0"][0, 0] for result in results] == [1, 11, 111]
@@ -165,13 +161,13 @@ def test_a_model_that_cannot_be_cut_is_one_stage_with_its_state(backend: LitertB
 
 def test_a_stage_says_nothing_on_standard_output_and_error(capfd: pytest.CaptureFixture[str], model: Model) -> None:
     with closing(LitertBackend()) as fresh, closing(fresh.compile(model, [CPU])) as compiled:
-        in_stages(compiled, [names(compiled)], random_feeds(compiled.graph), CPU)
+        in_stages(compiled, [compiled.graph.operator_names], random_feeds(compiled.graph), CPU)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_stage_that_was_closed_runs_nothing(backend: LitertBackend, model: Model) -> None:
     with closing(backend.compile(model, [CPU])) as compiled:
-        stage = compiled.stage(names(compiled), CPU)
+        stage = compiled.stage(compiled.graph.operator_names, CPU)
         stage.close()
         with pytest.raises(RunError, match="the stage was closed"):
             stage.run([port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs])
@@ -203,14 +199,16 @@ def test_a_gpu_leaves_operators_to_the_cpu(
     assert gpu.stand_in == f"the CPU ({backend.describe(gpu)})"
     model = load(written(tmp_path, spectrum()))
     with closing(backend.compile(model, [gpu, CPU])) as compiled:
-        assert names(compiled) == ["add_1", "rfft2d_2", "complex_abs_3"]
+        assert compiled.graph.operator_names == ["add_1", "rfft2d_2", "complex_abs_3"]
         assert compiled.computes(gpu) == ["add_1"]
-        assert compiled.computes(CPU) == names(compiled)
+        assert compiled.computes(CPU) == compiled.graph.operator_names
         [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert "net: LiteRT on GPU runs 1 of 3 operators, and leaves others to other devices: rfft2d_2, since" in line
         with pytest.raises(PlanError, match="device gpu cannot compute operator rfft2d_2 of net: "):
-            compiled.stage(names(compiled), gpu)
-        plan = make_plan(compiled.graph, (["gpu"], names(compiled)[:1]), (["cpu0"], names(compiled)[1:]))
+            compiled.stage(compiled.graph.operator_names, gpu)
+        plan = make_plan(
+            compiled.graph, (["gpu"], compiled.graph.operator_names[:1]), (["cpu0"], compiled.graph.operator_names[1:])
+        )
         frame = np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32)
         with Pipeline(compiled, plan, Platform("p", (gpu, CPU))) as pipeline:
             [result] = pipeline.map([frame])
@@ -227,7 +225,7 @@ def test_tvm_and_a_gpu_share_a_file(backend: LitertBackend, gpu: Device, model: 
 
     platform = Platform("p", (gpu, Device("cpu1", "host", (CORES[0],), host_target())))
     with closing(platform_backend(platform).compile(model, platform.devices)) as compiled:
-        own = names(compiled)
+        own = compiled.graph.operator_names
         frame = random_feeds(compiled.graph)
         with Pipeline(
             compiled, make_plan(compiled.graph, (["gpu"], own[:2]), (["cpu1"], own[2:])), platform
@@ -271,7 +269,10 @@ def test_what_was_compiled_ahead_of_time_is_kept(
     """A bundle has the slices of its plan as the vendor's compiler made them, also for a machine that has the NPU."""
     device = backend.settle_elsewhere(npu(AHEAD))
     with closing(backend.compile_elsewhere(model, [device])) as compiled:
-        stages = [Stage(("npu",), tuple(names(compiled)[:2])), Stage(("npu",), tuple(names(compiled)[2:]))]
+        stages = [
+            Stage(("npu",), tuple(compiled.graph.operator_names[:2])),
+            Stage(("npu",), tuple(compiled.graph.operator_names[2:])),
+        ]
         compiled.save(tmp_path, stages, Platform("p", (device,)))
         frame = random_feeds(compiled.graph)
     monkeypatch.setattr(litert_model, "_compiled_ahead", lambda *_: pytest.fail("it compiles again"))

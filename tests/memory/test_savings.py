@@ -139,7 +139,7 @@ def test_a_peak_elsewhere_is_named() -> None:
 def test_the_command_lists_them_for_a_graph_and_the_stages_of_a_plan(tmp_path: Path, capfd, monkeypatch) -> None:
     graph = joined()
     (tmp_path / "net.json").write_bytes(msgspec.json.encode(graph))
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     lines = ["plan joined by hand", "objective throughput", "status feasible", "predicted"]
     for device, part in (("a", names[:2]), ("b", names[2:])):
         lines += [f"stage {device}", *(f"  {name}" for name in part)]

@@ -65,7 +65,7 @@ def test_exact_sums_of_cell_a_gain_nothing() -> None:
 def test_nodes_are_those_of_table_2() -> None:
     """62 = {21, 19, 22} nodes without concatenations, where the pooling before a cell is its first node."""
     whole = swiftnet()
-    names = [operator.name for operator in whole.operators]
+    names = whole.operator_names
     counts = []
     for first, last in ((4, 32), (33, 56), (57, 81)):
         counts.append(len(free_concatenations(whole, memory_graph(whole, names[first : last + 1]))))
@@ -76,7 +76,7 @@ def test_cells_are_parts_of_the_whole() -> None:
     whole = swiftnet()
     for cell in "abc":
         graph = swiftnet(f"-cell-{cell}")
-        members = [operator.name for operator in graph.operators]
+        members = graph.operator_names
         assert [operator for operator in whole.operators if operator.name in members] == list(graph.operators)
         assert set(memory_graph(whole, members).buffers) == set(memory_graph(graph).buffers)
     assert (len(whole.operators), whole.inputs[0].shape) == (85, (1, 224, 224, 3))

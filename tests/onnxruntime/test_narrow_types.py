@@ -112,7 +112,7 @@ def test_a_type_crosses_every_cut(dtype: str, tmp_path: Path) -> None:
     with closing(backend.compile(load(write_net(tmp_path, dtype)), [DEVICE])) as compiled:
         assert [tensor.dtype for tensor in compiled.graph.inputs] == [dtype, "float32"]
         assert compiled.graph.tensors["k"].bytes == 15 * dtype_of(dtype).itemsize
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         for first in range(1, len(names) + 1):
             cut = [(part, DEVICE) for part in (names[:first], names[first:]) if part]
             assert_same(model_outputs(compiled, run_stages(compiled, cut, frame)), expected(frame))
@@ -204,7 +204,7 @@ def test_arrays_of_files_stand_for_it() -> None:
 def test_an_input_of_the_type_may_become_a_constant(dtype: str, tmp_path: Path) -> None:
     frame, path = frame_of(dtype), write_net(tmp_path, dtype)
     with closing(backend.compile(load(path, input_values={"a": frame["a"]}), [DEVICE])) as compiled:
-        cut = [([operator.name for operator in compiled.graph.operators], DEVICE)]
+        cut = [(compiled.graph.operator_names, DEVICE)]
         assert_same(model_outputs(compiled, run_stages(compiled, cut, {"x": frame["x"]})), expected(frame))
     if dtype == "int4":
         with pytest.raises(OptionError, match="input a is of int4, not 8"):

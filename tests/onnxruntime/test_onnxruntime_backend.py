@@ -205,7 +205,7 @@ def test_its_threads_keep_to_the_cores_of_the_device(tmp_path: Path) -> None:
     device = Device("cpu", "onnxruntime", (core, core), "cpu")
     with closing(backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [device])) as compiled:
         before = ticks()
-        with closing(compiled.stage([operator.name for operator in compiled.graph.operators], device)):
+        with closing(compiled.stage(compiled.graph.operator_names, device)):
             made = [cores for thread, (_, cores) in ticks().items() if thread not in before]
     assert made
     assert all(cores == {core} for cores in made)
@@ -217,7 +217,7 @@ def test_a_frame_that_it_cannot_compute() -> None:
         helper.make_node("Gather", ["table", "places"], ["y"]),
     ]
     compiled = backend.compile(net(nodes, {"y": [1, 2, 4, 4]}, ("table", np.ones(3, np.float32))), [DEVICE])
-    stage = compiled.stage([operator.name for operator in compiled.graph.operators], DEVICE)
+    stage = compiled.stage(compiled.graph.operator_names, DEVICE)
     outputs = [port.buffer() for port in stage.outputs]
     with pytest.raises(RunError, match=r"net: onnxruntime cannot compute a frame: .*Gather"):
         stage.run([np.full((1, 2, 4, 4), 77, np.float32)], outputs)
@@ -238,7 +238,7 @@ def test_a_damaged_saved_model(tmp_path: Path) -> None:
 
 def test_replicas_share_the_weights_and_compute_at_the_same_time(tmp_path: Path) -> None:
     with closing(backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE])) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         stages = [compiled.stage(names, replace(DEVICE, cores=(core,))) for core in (CORES[0], CORES[-1])]
         assert stages[0].made is stages[1].made
         assert compiled.stage(names[:2], DEVICE).made is not stages[0].made
@@ -294,6 +294,6 @@ def test_an_operator_that_onnxruntime_lacks_is_tried_in_other_words() -> None:
 
 def whole_outputs(model: Model, frame: Mapping[str, Array]) -> dict[str, Array]:
     with closing(backend.compile(model, [DEVICE])) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         found = model_outputs(compiled, run_stages(compiled, [(names, DEVICE)], frame))
         return dict(zip(compiled.graph.outputs, found, strict=True))

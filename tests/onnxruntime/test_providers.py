@@ -79,7 +79,7 @@ def test_a_provider_is_a_device(faking: OnnxruntimeBackend, model: Model) -> Non
         f"onnxruntime has {fake_provider.NAME}: to use it, name it as `target` in a platform file"
     ]
     with closing(faking.compile(model, [CPU, device])) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         assert compiled.computes(device) == names
         frame = frame_of_noise(compiled.graph)
         found = []
@@ -112,7 +112,7 @@ def test_what_a_provider_cannot_compute_stays_elsewhere(
 ) -> None:
     device = faking.settle(provider(options))
     with closing(faking.compile(model, [CPU, device])) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         assert compiled.computes(device) == names[:-1]
         assert compiled.computes(CPU) == names
         seconds = compiled.time_operators(device, 2)
@@ -129,7 +129,7 @@ def test_what_a_provider_cannot_compute_stays_elsewhere(
 def test_a_provider_may_round_as_float16_does(faking: OnnxruntimeBackend, model: Model) -> None:
     device = faking.settle(provider("half=Gemm"))
     with closing(faking.compile(model, [CPU, device])) as compiled:
-        assert compiled.computes(device) == [operator.name for operator in compiled.graph.operators]
+        assert compiled.computes(device) == compiled.graph.operator_names
     of_cpu = Device("npu", "onnxruntime", (), "OpenVINOExecutionProvider device_type=CPU")
     assert [backend.precision(each) for each in (device, of_cpu, CPU)] == ["float16", "float32", "float32"]
 
@@ -149,7 +149,7 @@ def test_a_provider_with_cores_is_held_there_by_a_process(
     with closing(faking.compile(model, [CPU])) as compiled:
         monkeypatch.setattr(compiled, "isolated_stage", lambda operators, device: made.append(device))
         monkeypatch.setattr(engine, "CORES", frozenset((*CORES, max(CORES) + 1)))
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         held = Device("npu", "onnxruntime", tuple(CORES), f"{fake_provider.NAME} fail=Nothing")
         compiled.stage(names, held)
         compiled.stage(names, CPU).close()

@@ -115,10 +115,6 @@ def in_stages(
     return tensors
 
 
-def operator_names(compiled: CompiledModel) -> list[str]:
-    return [operator.name for operator in compiled.graph.operators]
-
-
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("device", [DEVICE, Device("hetero", "openvino", (), "HETERO:CPU")], ids=lambda d: d.name)
 def test_it_keeps_the_contract(device: Device, tmp_path: Path) -> None:
@@ -128,7 +124,7 @@ def test_it_keeps_the_contract(device: Device, tmp_path: Path) -> None:
 def test_every_cut_has_the_bits_of_the_uncut_model() -> None:
     with closing(backend.compile(varied_net(), [DEVICE])) as compiled:
         frame = frame_of_noise(compiled.graph)
-        whole = in_stages(compiled, [operator_names(compiled)], frame)
+        whole = in_stages(compiled, [compiled.graph.operator_names], frame)
         kinds = [set(operator.kind.split("+")) for operator in compiled.graph.operators]
         assert len(kinds) > 12
         assert {"conv", "batchnormalization"} <= next(kind for kind in kinds if "conv" in kind)
@@ -161,7 +157,7 @@ def test_values_and_times_of_operators() -> None:
 def test_a_stage_computes_on_the_core_of_its_device_alone(core: int, tmp_path: Path) -> None:
     device = Device("cpu", "openvino", (core,), "CPU")
     compiled = backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [device])
-    with closing(compiled.stage(operator_names(compiled), device)) as stage:
+    with closing(compiled.stage(compiled.graph.operator_names, device)) as stage:
         seen: list[dict[int, tuple[int, set[int]]]] = []
         worker = threading.Thread(target=frames, args=(stage, seen))
         worker.start()
@@ -179,7 +175,7 @@ def test_all_cores_are_in_this_process_and_others_in_one_of_their_own(monkeypatc
     """
     device = Device("cpu", "openvino", tuple(CORES), "CPU")
     with closing(backend.compile(varied_net(), [device])) as compiled:
-        names, frame = operator_names(compiled), frame_of_noise(compiled.graph)
+        names, frame = compiled.graph.operator_names, frame_of_noise(compiled.graph)
         with closing(compiled.stage(names, device)) as stage:
             assert isinstance(stage, stages.OpenvinoStage)
         here = in_stages(compiled, [names], frame, device)
@@ -198,7 +194,7 @@ def test_every_thread_of_such_a_process_has_the_cores_of_the_device() -> None:
     device = Device("cpu", "openvino", (core,), "CPU")
     with closing(backend.compile(varied_net(), [device])) as compiled:
         before = children()
-        with closing(compiled.isolated_stage(operator_names(compiled), device)) as stage:
+        with closing(compiled.isolated_stage(compiled.graph.operator_names, device)) as stage:
             inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
             for _ in range(3):
                 stage.run(inputs, outputs)
@@ -316,7 +312,7 @@ def test_what_it_cannot_run() -> None:
 
 def test_a_stage_that_was_closed() -> None:
     with closing(backend.compile(varied_net(), [DEVICE])) as compiled:
-        stage = compiled.stage(operator_names(compiled), DEVICE)
+        stage = compiled.stage(compiled.graph.operator_names, DEVICE)
         inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
         with pytest.raises(RunError, match="OpenVINO cannot compute a frame on cpu0"):
             stage.run([np.zeros((1, 3, 8, 8), np.float32)], outputs)

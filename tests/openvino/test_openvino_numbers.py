@@ -54,7 +54,7 @@ def model_of(
 
 def computed(engine: OpenvinoBackend, model: Model, frame: Mapping[str, Array]) -> list[Array]:
     with closing(engine.compile(model, [DEVICE])) as compiled:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         return list(model_outputs(compiled, run_stages(compiled, [(names, DEVICE)], dict(frame))))
 
 

@@ -61,12 +61,8 @@ def compiled(model: Model, cache: Path, software_cuda: SoftwareCuda) -> Iterator
     made.close()
 
 
-def names(compiled: RelaxModel) -> list[str]:
-    return [operator.name for operator in compiled.graph.operators]
-
-
 def test_only_what_crosses_a_cut_is_copied(compiled: RelaxModel, software_cuda: SoftwareCuda) -> None:
-    stage = compiled.stage(names(compiled)[1:-1], GPU)
+    stage = compiled.stage(compiled.graph.operator_names[1:-1], GPU)
     inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
     stage.run(inputs, outputs)
     before = [software_cuda.copies(direction).n_bytes for direction in ("to device", "to host", "on device")]
@@ -78,12 +74,12 @@ def test_only_what_crosses_a_cut_is_copied(compiled: RelaxModel, software_cuda: 
 
 def test_weights_are_on_the_device_once_for_all_slices(compiled: RelaxModel, software_cuda: SoftwareCuda) -> None:
     gc.collect()
-    compiled.stage(names(compiled), GPU).close()  # what is made once in a process
+    compiled.stage(compiled.graph.operator_names, GPU).close()  # what is made once in a process
     compiled.close()
     gc.collect()
     assert wait_until_released(tvm.runtime.device("cuda", 0))
     before = software_cuda.allocated()
-    stages = [compiled.stage(names(compiled), GPU) for _ in range(3)]
+    stages = [compiled.stage(compiled.graph.operator_names, GPU) for _ in range(3)]
     for stage in stages:
         stage.run([port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs])
     weights = sum(array.nbytes for array in compiled.libraries[GPU.target].constants)
@@ -103,7 +99,7 @@ def test_a_tensor_stays_on_the_device(
     compiled: RelaxModel, frame: dict[str, Array], software_cuda: SoftwareCuda
 ) -> None:
     """Between two stages on the GPU it is not copied, and the values are the same."""
-    right, operators = whole(compiled, GPU, frame), names(compiled)
+    right, operators = whole(compiled, GPU, frame), compiled.graph.operator_names
     stages = [compiled.stage(operators[:3], GPU), compiled.stage(operators[3:], GPU)]
     arrays: dict[str, Array] = {}
     for stage in stages:
@@ -133,7 +129,7 @@ def test_arrays_take_turns(
     """A pipeline has an array for each frame inside. A device in the memory of the host uses large ones in place."""
     monkeypatch.setenv("SOFTWARE_CUDA_INTEGRATED", str(int(is_integrated)))
     shares_memory.cache_clear()
-    stage = compiled.stage(names(compiled), GPU)
+    stage = compiled.stage(compiled.graph.operator_names, GPU)
     sets = [([port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]) for _ in range(3)]
     for index, (inputs, _) in enumerate(sets):
         inputs[0][...] = index + 1
@@ -167,7 +163,7 @@ def test_operators_and_transfers_are_timed(
 
 
 def test_a_kernel_that_fails_is_an_error_of_the_run(compiled: RelaxModel, software_cuda: SoftwareCuda) -> None:
-    stage = compiled.stage(names(compiled), GPU)
+    stage = compiled.stage(compiled.graph.operator_names, GPU)
     arrays = [[port.buffer() for port in ports] for ports in (stage.inputs, stage.outputs)]
     software_cuda.fail_launch(2)
     with pytest.raises(RunError, match=r"a kernel or a copy failed: .*CUDA_ERROR_LAUNCH_FAILED"):
@@ -188,11 +184,11 @@ def test_a_device_that_is_lost_while_it_is_timed_frees_nothing(
 PROGRAM = """
 import sys
 from pathlib import Path
-from tests.relax.test_cuda_slices import GPU, bind, names
+from tests.relax.test_cuda_slices import GPU, bind
 from tvm_pipeline.errors import RunError
 from tvm_pipeline_tvm.relax.compiled import RelaxModel
 model = RelaxModel.load(Path(sys.argv[1]), bind)
-stages = [model.stage(names(model), GPU) for _ in range(2)]
+stages = [model.stage(model.graph.operator_names, GPU) for _ in range(2)]
 try:
     stages[0].run(*([port.buffer() for port in ports] for ports in (stages[0].inputs, stages[0].outputs)))
 except RunError as error:
@@ -218,7 +214,7 @@ def test_a_process_goes_on_without_a_device_that_is_lost(
 def test_a_device_without_memory_is_an_error(compiled: RelaxModel, software_cuda: SoftwareCuda) -> None:
     software_cuda.fail_allocation()
     with pytest.raises(RunError, match=r"device gpu .*cannot hold a stage of branches with \d+ bytes"):
-        compiled.stage(names(compiled), GPU)
+        compiled.stage(compiled.graph.operator_names, GPU)
 
 
 def test_code_that_was_cut_short_is_refused(compiled: RelaxModel, tmp_path: Path) -> None:

@@ -85,10 +85,6 @@ def listed(gpu: Device, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     survey.cache_clear()
 
 
-def names(compiled: RelaxModel) -> list[str]:
-    return [operator.name for operator in compiled.graph.operators]
-
-
 def test_values_are_those_of_onnxruntime(
     compiled: RelaxModel, gpu: Device, model: Model, frame: dict[str, Array]
 ) -> None:
@@ -118,7 +114,7 @@ def test_arrays_take_turns_and_a_tensor_stays_on_the_device(
     compiled: RelaxModel, gpu: Device, frame: dict[str, Array]
 ) -> None:
     """A pipeline has an array for each frame inside; what stays on the device is never in that of the host."""
-    operators = names(compiled)
+    operators = compiled.graph.operator_names
     stages = [compiled.stage(operators[:3], gpu), compiled.stage(operators[3:], gpu)]
     between = {port.name for port in stages[1].inputs}
     ports = {port.name: port for stage in stages for port in (*stage.inputs, *stage.outputs)}
@@ -150,12 +146,16 @@ def test_a_profile_a_bundle_and_a_pipeline(
     platform = Platform("both", (cpu, gpu))
     profile = profile_model(platform_backend(platform), compiled, platform, repeats=2)
     measured = profile.device("gpu")
-    assert measured.seconds.keys() == set(names(compiled))
+    assert measured.seconds.keys() == set(compiled.graph.operator_names)
     assert min(measured.seconds.values()) > 0
     assert measured.receive is not None
     assert measured.send is not None
     half = len(compiled.graph) // 2
-    plan = make_plan(compiled.graph, (("cpu0",), names(compiled)[:half]), (("gpu",), names(compiled)[half:]))
+    plan = make_plan(
+        compiled.graph,
+        (("cpu0",), compiled.graph.operator_names[:half]),
+        (("gpu",), compiled.graph.operator_names[half:]),
+    )
     write_bundle(tmp_path / "both.tar", Bundle(compiled.graph, platform, profile, plan, compiled))
     pictures = [{name: array * (index + 1) for name, array in frame.items()} for index in range(3)]
     right = [whole(compiled, cpu, given) for given in pictures]
@@ -179,7 +179,7 @@ def test_copies_beside_kernels_change_no_bit(
         for mirrors in (mirrors_of(gpu.target), mirrors_of(gpu.target).on_a_queue_of_their_own()):
             monkeypatch.setattr(mirrors.device, "has_host_memory", False)
     apart = replace(gpu, concurrent_copies=True)
-    platform, operators = Platform("both", (cpu, apart)), names(compiled)
+    platform, operators = Platform("both", (cpu, apart)), compiled.graph.operator_names
     third = len(operators) // 3
     middle = ((["cpu0"], operators[:third]), (["gpu"], operators[third:-third]), (["cpu0"], operators[-third:]))
     pictures = [{name: array * (index + 1) for name, array in frame.items()} for index in range(FRAMES)]

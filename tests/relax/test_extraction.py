@@ -65,7 +65,7 @@ def test_several_outputs_and_names() -> None:
         return relax.Tuple([op.tanh(parts[0]), op.exp(op.add(parts[1], parts[2]))])
 
     graph = extract(build, (2, 12), fuse=False)
-    assert [operator.name for operator in graph.operators] == ["split_0", "tanh_1", "add_2", "exp_3"]
+    assert graph.operator_names == ["split_0", "tanh_1", "add_2", "exp_3"]
     assert [(t.name, t.shape) for t in graph.operators[0].outputs] == [(f"split_0.{i}", (2, 4)) for i in range(3)]
     assert graph.operators[2].inputs == ("split_0.1", "split_0.2")
     assert graph.outputs == ("tanh_1", "exp_3")

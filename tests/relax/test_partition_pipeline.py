@@ -88,7 +88,7 @@ FORMS: dict[str, Callable[[tvm.IRModule], tvm.IRModule]] = {
 def fused(form: str = "before FuseTIR") -> tuple[tvm.IRModule, list[str]]:
     """Return the network, and the names of its operators."""
     mod = ExtractOperatorGraph("net")(FORMS[form](kernel_passes.fused(network(), TARGET)))
-    return mod, [operator.name for operator in operator_graph(mod).operators]
+    return mod, operator_graph(mod).operator_names
 
 
 def stages_of(mod: tvm.IRModule) -> list[relax.Function]:
@@ -157,9 +157,7 @@ def test_stages_that_are_not_along_the_order() -> None:
     """The second tower runs before the first, fields of a split cross and skip a stage."""
     mod = relax.transform.LegalizeOps()(module(TOWERS))
     graph = operator_graph(ExtractOperatorGraph("net")(mod))
-    assert [operator.name for operator in graph.operators] == [
-        *("exp_0", "tanh_1", "split_2", "concatenate_3", "sigmoid_4", "add_5")
-    ]
+    assert graph.operator_names == [*("exp_0", "tanh_1", "split_2", "concatenate_3", "sigmoid_4", "add_5")]
     wanted = called(machine(mod), "main", x := frame(2, 8))
     np.testing.assert_allclose(wanted[1], np.exp(x)[:, :4], rtol=1e-6)
     made = PartitionPipeline(plan_of([["tanh_1", "sigmoid_4"], ["exp_0", "split_2"], ["concatenate_3", "add_5"]]))(mod)
@@ -190,7 +188,7 @@ def test_a_result_that_is_read_inside_crosses_once() -> None:
 @pytest.mark.needs("kernels")
 def test_a_result_that_is_read_in_blocks_crosses_under_two_names() -> None:
     mod = ExtractOperatorGraph("net")(kernel_passes.fused(network(image=0), TARGET))
-    names = [operator.name for operator in operator_graph(mod).operators]
+    names = operator_graph(mod).operator_names
     made = PartitionPipeline(plan_of([names[:1], names[1:]]))(mod)
     (_, given), (read, _) = map(crossing, stages_of(made))
     assert sorted(given) == sorted(read) == [names[0], f"{names[0]}'"]

@@ -70,7 +70,7 @@ def outputs(
 
 
 def whole(compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> list[Array]:
-    return outputs(compiled, [([operator.name for operator in compiled.graph.operators], device)], frame)
+    return outputs(compiled, [(compiled.graph.operator_names, device)], frame)
 
 
 def check_equal(found: Sequence[Array], right: Sequence[Array], what: object) -> None:
@@ -131,7 +131,7 @@ def test_a_saved_model_computes_the_same(
 def test_every_cut_is_equal_bit_for_bit(compiled: tuple[CompiledModel, Device], frame: dict[str, Array]) -> None:
     """Among them those behind a view, where a tensor has another shape for its reader than for its writer."""
     model, device = compiled
-    right, names = whole(model, device, frame), [operator.name for operator in model.graph.operators]
+    right, names = whole(model, device, frame), model.graph.operator_names
     for cut in range(1, len(names)):
         check_equal(outputs(model, [(names[:cut], device), (names[cut:], device)], frame), right, f"cut at {cut}")
 
@@ -163,7 +163,7 @@ def test_memory_order_needs_no_more(model: Model, cache: Path, frame: dict[str, 
         patch.setenv("TVM_PIPELINE_CACHE", str(cache))
         ordered = RelaxModel.compile(model, [device.target], bind, "memory")
         listed = RelaxModel.compile(model, [device.target], bind)
-    names = [operator.name for operator in ordered.graph.operators]
+    names = ordered.graph.operator_names
     before, after = ordered.activation_bytes(names, device)
     assert after <= before == listed.activation_bytes(names, device)[1]
     check_equal(whole(ordered, device, frame), whole(listed, device, frame), "ordered")

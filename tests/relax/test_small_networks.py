@@ -41,7 +41,7 @@ def test_cuts_are_exact_on_one_target_and_agree_across_two(name: str, compiled: 
     model, draw = compiled(name), Random(0)
     frame = random_frame(model.graph.inputs)
     right = onnxruntime.InferenceSession(onnx_network(name).content).run(None, frame)
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     for device in DEVICES:
         whole = model_outputs(model, run_stages(model, [(names, device)], frame))
         for output, expected in zip(whole, right, strict=True):
@@ -65,7 +65,7 @@ def test_every_operator_alone_is_a_stage(compiled: Compiled) -> None:
     for name in TOLERANCE:
         model = compiled(name)
         frame = random_frame(model.graph.inputs)
-        names = [operator.name for operator in model.graph.operators]
+        names = model.graph.operator_names
         whole = model_outputs(model, run_stages(model, [(names, DEVICES[0])], frame))
         found = model_outputs(model, run_stages(model, [([each], DEVICES[0]) for each in names], frame))
         for output, expected in zip(found, whole, strict=True):

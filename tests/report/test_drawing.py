@@ -19,7 +19,7 @@ from tvm_pipeline.report import draw_graph, drawing, layered
 
 
 def plan_of(graph: OperatorGraph, *cuts: int) -> Plan:
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     edges = [0, *cuts, len(names)]
     stages = [Stage((f"cpu{index}",), tuple(names[begin:end])) for index, (begin, end) in enumerate(pairwise(edges))]
     return Plan(graph.name, "chain", "throughput", tuple(stages), Prediction(1.0, 1.0))

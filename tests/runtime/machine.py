@@ -36,7 +36,7 @@ def problem_of(seconds: Mapping[str, list[float]], watts: Mapping[str, float] | 
 
 def plan_of(problem: Problem, *stages: tuple[str, int]) -> Plan:
     """Stages of (devices joined by +, count of operators)."""
-    names, begin, made = [operator.name for operator in problem.graph.operators], 0, []
+    names, begin, made = problem.graph.operator_names, 0, []
     for devices, count in stages:
         made.append(Stage(tuple(devices.split("+")), tuple(names[begin : begin + count])))
         begin += count

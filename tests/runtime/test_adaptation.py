@@ -42,7 +42,7 @@ def between(begin_s: float, end_s: float, **loads: float) -> Loads:
 
 def every_plan(problem: Problem) -> list[tuple[Stage, ...]]:
     """One device, all, and every cut of the chain in both orders of two devices."""
-    names = tuple(operator.name for operator in problem.graph.operators)
+    names = tuple(problem.graph.operator_names)
     devices = [device.name for device in problem.platform.devices]
     plans = [(Stage((name,), names),) for name in devices]
     plans += [(Stage(chosen, names),) for n in range(2, len(devices) + 1) for chosen in combinations(devices, n)]

@@ -69,7 +69,7 @@ def problem_of(compiled: CarriedModel, *devices: str) -> Problem:
 
 def plan_of(problem: Problem, *stages: tuple[str, int]) -> Plan:
     """Stages as (devices joined by +, count of operators)."""
-    names, made = [operator.name for operator in problem.graph.operators], []
+    names, made = problem.graph.operator_names, []
     for devices, count in stages:
         made.append(Stage(tuple(devices.split("+")), tuple(names[:count])))
         names = names[count:]
@@ -113,7 +113,7 @@ def test_a_pipeline_over_loops_is_the_plain_loop():
 @pytest.mark.parametrize("seed", range(6))
 def test_changes_of_plan_and_failures_leave_every_bit_of_the_state(seed):
     random = np.random.default_rng(seed)
-    operators = [operator.name for operator in recurrent().graph.operators]
+    operators = recurrent().graph.operator_names
     hooks = {
         (operators[random.integers(len(operators))], name): raise_at(int(random.integers(40)), OSError("unplugged"))
         for name in DEVICES
@@ -221,7 +221,7 @@ def test_times_of_a_loop_are_those_of_its_operators():
     model = recurrent()
     model.refused = {"d1": ["to_c"]}
     joined = CarriedModel(model, (("h", "k_next"), ("k", "h_next")))
-    assert [operator.name for operator in joined.graph.operators] == ["to_a", "to_b", "loop/h", "to_y"]
+    assert joined.graph.operator_names == ["to_a", "to_b", "loop/h", "to_y"]
     device, other = fake_platform("d0", "d1").devices
     assert joined.computes(other) == ["to_a", "to_b", "to_y"]
     assert joined.time_operators(device, 3).shape == (3, 4)

@@ -85,7 +85,7 @@ def chain(operators: int = 1, **functions: object) -> FakeModel:
 
 
 def one_stage(model: FakeModel) -> Plan:
-    return make_plan(model.graph, (["d0"], [operator.name for operator in model.graph.operators]))
+    return make_plan(model.graph, (["d0"], model.graph.operator_names))
 
 
 def test_the_same_results_as_without(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_same_results_as_without(tmp_path: Path) -> None:
     model = random_model(random, 6)
     square = {t.name: "AB2a2b" for o in model.graph.operators for t in o.outputs}
     model.layouts = {"d1": square}
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     plan = make_plan(model.graph, (["d0"], names[:3]), (["d1", "d2"], names[3:]))
     platform = fake_platform("d0", "d1", "d2")
     frames = [{t.name: random.integers(-9, 9, t.shape).astype(t.dtype) for t in model.graph.inputs} for _ in range(30)]

@@ -38,7 +38,7 @@ def random_plan(problem: Problem, random: np.random.Generator) -> Plan:
     random.shuffle(names)
     count = int(random.integers(1, min(3, len(names)) + 1))
     cuts = [0, *sorted(random.choice(np.arange(1, OPERATORS), count - 1, replace=False).tolist()), OPERATORS]
-    operators = [operator.name for operator in problem.graph.operators]
+    operators = problem.graph.operator_names
     stages = []
     for index in range(count):
         left = len(names) - (count - 1 - index)
@@ -130,7 +130,7 @@ def test_tags_stay_with_their_frames_over_switches_and_failures(seed):
 
 def test_a_switch_says_its_plan_as_reports_do():
     with live(chain_model(OPERATORS), "d0", "d1", "d2") as pipeline:
-        names = [operator.name for operator in pipeline.problem.graph.operators]
+        names = pipeline.problem.graph.operator_names
         stages = Stage(("d0", "d1"), tuple(names[:3])), Stage(("d2",), tuple(names[3:]))
         plan = judged(pipeline.problem, Plan("chain", "by hand", "throughput", stages, Prediction()))
         assert pipeline.switch(plan, "for the test")
@@ -183,7 +183,7 @@ def test_without_a_device_left_the_failure_is_told_after_the_results_before():
 
 def whole(problem: Problem, *devices: str) -> Plan:
     """All operators on each of the devices."""
-    names = tuple(operator.name for operator in problem.graph.operators)
+    names = tuple(problem.graph.operator_names)
     return judged(problem, Plan(problem.graph.name, "by hand", "throughput", (Stage(devices, names),), Prediction()))
 
 
@@ -276,7 +276,7 @@ def test_a_plan_made_on_the_way_holds_the_given_share_of_its_frames(frames):
     """How few frames inside keep the rate was measured for the plan that was given."""
     model = chain_model(OPERATORS, hooks={("op2", "d0"): raise_at(5, OSError("unplugged"))})
     problem = problem_of(model, fake_platform("d0", "d1", "d2"))
-    operators = tuple(operator.name for operator in model.graph.operators)
+    operators = tuple(model.graph.operator_names)
     stages = Stage(("d0",), operators[:3]), Stage(("d1",), operators[3:])
     given = judged(problem, Plan(model.graph.name, "by hand", "throughput", stages, Prediction(), in_flight=frames))
     with LivePipeline(model, problem, given) as pipeline:

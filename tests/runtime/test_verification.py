@@ -24,7 +24,7 @@ from tvm_pipeline.runtime.verification import LEAST_ROUNDS, SLOT_ROUNDS, verifie
 from tvm_pipeline.testing import busy
 
 GRAPH = chain_model(2).graph
-WHOLE = tuple(operator.name for operator in GRAPH.operators)
+WHOLE = tuple(GRAPH.operator_names)
 PLATFORM = Platform("box", (Device("d0", "fake", (0,)), Device("d1", "fake", (1,)), Device("cpu", "fake", (0, 1))))
 STAGES = {
     "two": (Stage(("d0",), WHOLE[:1]), Stage(("d1",), WHOLE[1:])),
@@ -442,7 +442,7 @@ def test_the_best_of_each_engine_runs_however_slow_its_own_times_make_it() -> No
 def test_stages_of_one_device_are_replayed_at_the_rate_at_which_they_ran():
     """Two threads on the cores of d0 took 8 of 10 ms each by the clock: 5 ms of it without waiting for one another."""
     graph = chain_model(3).graph
-    names = tuple(operator.name for operator in graph.operators)
+    names = tuple(graph.operator_names)
     stages = Stage(("d0",), names[:1]), Stage(("d1",), names[1:2]), Stage(("d0",), names[2:])
     records = [StageRecord(index, stage.devices[0]) for index, stage in enumerate(stages)]
     for frame in range(50):

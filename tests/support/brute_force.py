@@ -21,7 +21,7 @@ def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterato
         stages: how many; None for any number.
         again: whether a device may come again (not in consecutive stages); else each serves one stage.
     """
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     devices = [device.name for device in problem.platform.devices]
     for count in range(1, len(names) + 1) if stages is None else [stages]:
         for cuts in itertools.combinations(range(1, len(names)), count - 1):
@@ -49,7 +49,7 @@ def every_plan(
         again: whether a device may come again (not in consecutive stages, and not as a replica).
         replicas: whether a stage may stand on several devices.
     """
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     most = len(names) if again else min(len(names), len(problem.platform.devices))
     chosen: dict[int, list[tuple[tuple[str, ...], ...]]] = {}
     for groups in every_cut(problem.graph, most):
@@ -64,7 +64,7 @@ def every_plan(
 
 def every_cut(graph: OperatorGraph, most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
     """Yield the operators in 1 to `most` non-empty groups, none of which reads from a later one."""
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     writer = {tensor.name: i for i, operator in enumerate(graph.operators) for tensor in operator.outputs}
     reads = [sum({1 << writer[t] for t in operator.inputs if t in writer}) for operator in graph.operators]
     # Sets of operators are bits; legal as the operators of the first groups where all that they read is in them.
@@ -135,7 +135,7 @@ def _apart(cores: list[set[int]]) -> bool:
 
 def every_replication(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     """Yield the whole model on every set of two or more devices that may work together."""
-    names = tuple(operator.name for operator in problem.graph.operators)
+    names = tuple(problem.graph.operator_names)
     devices = [device.name for device in problem.platform.devices]
     for size in range(2, len(devices) + 1):
         for group in itertools.combinations(devices, size):

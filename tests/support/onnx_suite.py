@@ -185,7 +185,7 @@ def _outputs(proto: Any, compiler: str, inputs: Values, constants: Values) -> li
         model = load(path, shapes, constants)
     compiled = backend.compile(model, [device])
     try:
-        names = [operator.name for operator in compiled.graph.operators]
+        names = compiled.graph.operator_names
         cuts = [[names], *([random_stages(compiled.graph, Random(0), 2)] if len(names) > 1 else [])]
         runs = [run_stages(compiled, [(stage, device) for stage in cut], inputs) for cut in cuts]
         return [model_outputs(compiled, run) for run in runs]

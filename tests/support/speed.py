@@ -29,7 +29,7 @@ def machine_speed(compiled: CompiledModel, platform: Platform, profile: Profile,
         profile: has the model's operators on every device; it may have host operators, too.
     """
     group = max(disjoint_sets(platform.devices), key=len)
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     then_s = []
     for device in group:
         found = profile.device(device.name)

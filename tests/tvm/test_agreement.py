@@ -104,7 +104,7 @@ def test_swapped_convolutions_are_refused_by_name(two_devices: Pair) -> None:
     alike = [(a, b) for a in readers for b in readers if a < b and params[a].shape == params[b].shape]
     one, other = alike[0]
     wrong = spoilt(model, two_devices, **{one: params[other], other: params[one]})
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     first = min(readers[one], readers[other], key=names.index)
     with pytest.raises(ModelError) as error:
         check_agreement(wrong, two_devices)

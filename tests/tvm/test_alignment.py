@@ -39,7 +39,7 @@ Frame = dict[str, np.ndarray]
 
 def unsplit(model: RelayModel, devices: Pair, frame: Frame) -> dict[str, list[np.ndarray]]:
     """Return what the unsplit model gives on each device."""
-    whole = [operator.name for operator in model.graph.operators]
+    whole = model.graph.operator_names
     return {device.name: model_outputs(model, run_stages(model, [(whole, device)], frame)) for device in devices}
 
 
@@ -103,7 +103,7 @@ def test_every_boundary_between_blocked_tensors_and_their_readers(two_devices: P
         assert (one.outputs, one.inputs) == (other.outputs, other.inputs)
     frame = random_frame(model.graph.inputs)
     wholes = unsplit(model, two_devices, frame)
-    names, layouts = [operator.name for operator in model.graph.operators], set()
+    names, layouts = model.graph.operator_names, set()
     for k in range(1, len(names)):
         close(model, [names[:k], names[k:]], two_devices if k % 2 else two_devices[::-1], frame, wholes)
         layouts.add(tuple(model.cut(names[:k], device).outputs[-1].layout for device in two_devices))
@@ -140,7 +140,7 @@ def test_look_alike_kernels_in_another_order_are_paired_by_who_reads_them() -> N
     one = [main, shortcut, add((0, 0), (1, 0))]
     other = [shortcut, main, add((1, 0), (0, 0))]
     graph, alignments = align("net", PICTURE, [one, other], [[(2, 0)], [(2, 0)]])
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     assert names == ["conv2d_0", "conv2d_1", "add_2"]
     assert [operator.param_bytes for operator in graph.operators] == [900, 100, 0]
     assert [[alignment.kernels[name] for name in names] for alignment in alignments] == [

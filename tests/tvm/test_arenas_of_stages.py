@@ -17,7 +17,7 @@ def test_stages_of_a_device_hold_their_activations_side_by_side(
     compiled: Callable[..., RelayModel], cpu: Device
 ) -> None:
     model = compiled("branching")
-    operators = [operator.name for operator in model.graph.operators]
+    operators = model.graph.operator_names
     first = model.stage(operators, cpu)
     inputs, outputs = ([port.buffer() for port in ports] for ports in (first.inputs, first.outputs))
     held, stages = [], []

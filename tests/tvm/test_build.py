@@ -90,7 +90,7 @@ def test_saved_and_loaded_it_computes_the_same(
     loaded = RelayModel.load(tmp_path, lambda _: None)
     assert loaded.graph == model.graph
     frame = random_frame(model.graph.inputs)
-    stages = [([operator.name for operator in model.graph.operators], cpu)]
+    stages = [(model.graph.operator_names, cpu)]
     pairs = zip(*(model_outputs(m, run_stages(m, stages, frame)) for m in (model, loaded)), strict=True)
     for one, other in pairs:
         np.testing.assert_array_equal(one, other)
@@ -218,6 +218,6 @@ def test_what_llvm_refuses_under_a_name_compiles(own_cache: Path, cpu: Device, t
     frame = random_frame([Tensor("image", (1, 16, 8, 6))])
     executor.run(**frame)
     model = RelayModel.compile(as_model("resized", mod, {}), [target], lambda _: None)
-    stages = [([operator.name for operator in model.graph.operators], cpu)]
+    stages = [(model.graph.operator_names, cpu)]
     (output,) = model_outputs(model, run_stages(model, stages, frame))
     np.testing.assert_array_equal(output, executor.get_output(0).numpy())

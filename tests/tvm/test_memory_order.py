@@ -52,10 +52,6 @@ def model(target: str) -> RelayModel:
     return RelayModel.compile(as_model("towers", *module(towers)), [target], lambda _: None)
 
 
-def names(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
-
-
 def as_written(model: RelayModel) -> RelayModel:
     return RelayModel(model.graph.name, list(model.libraries.values()), lambda _: None)
 
@@ -105,11 +101,17 @@ def least_bytes(part: SliceGraph) -> int:
 
 @pytest.mark.thorough
 def test_a_slice_takes_less_and_computes_the_same(model: RelayModel, cpu: Device) -> None:
-    plain, ordered = as_written(model).cut(names(model), cpu), in_order(model).cut(names(model), cpu)
+    plain, ordered = (
+        as_written(model).cut(model.graph.operator_names, cpu),
+        in_order(model).cut(model.graph.operator_names, cpu),
+    )
     assert plain.unordered_bytes == plain.activation_bytes == ordered.unordered_bytes
     assert ordered.activation_bytes < plain.activation_bytes
     frame = random_frame(model.graph.inputs)
-    outputs = [model_outputs(m, run_stages(m, [(names(m), cpu)], frame)) for m in (as_written(model), in_order(model))]
+    outputs = [
+        model_outputs(m, run_stages(m, [(m.graph.operator_names, cpu)], frame))
+        for m in (as_written(model), in_order(model))
+    ]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     # Every kernel counts to the operator that it counted to.
     assert Counter(name for _, name in ordered.operator_nodes) == Counter(name for _, name in plain.operator_nodes)
@@ -118,7 +120,7 @@ def test_a_slice_takes_less_and_computes_the_same(model: RelayModel, cpu: Device
 
 @pytest.mark.thorough
 def test_no_order_needs_less(model: RelayModel, cpu: Device) -> None:
-    plain, ordered = model.cut(names(model), cpu), in_order(model).cut(names(model), cpu)
+    plain, ordered = model.cut(model.graph.operator_names, cpu), in_order(model).cut(model.graph.operator_names, cpu)
     assert ordered.activation_bytes == least_bytes(plain) < plain.activation_bytes
 
 
@@ -158,7 +160,7 @@ def test_a_saved_model_keeps_its_order(model: RelayModel, cpu: Device, tmp_path:
         folder.mkdir()
         (in_order(model) if ordered else as_written(model)).save(folder)
         loaded = RelayModel.load(folder, lambda _: None)
-        before, after = loaded.activation_bytes(names(model), cpu)
+        before, after = loaded.activation_bytes(model.graph.operator_names, cpu)
         assert (after < before) == ordered
 
 

@@ -84,7 +84,7 @@ def test_a_compiled_model_has_the_names_and_the_values_of_the_file(
     assert model.outputs == compiled.graph.outputs == NAMES
     frame = random_frame(compiled.graph.inputs)
     expected = ReferenceEvaluator(onnx.load_from_string(model.content)).run(None, frame)
-    operators = [operator.name for operator in compiled.graph.operators]
+    operators = compiled.graph.operator_names
     whole = results(compiled, [operators], cpu)
     for name, value in zip(NAMES, expected, strict=True):
         np.testing.assert_allclose(whole[name].reshape(value.shape), value, atol=1e-6, err_msg=name)
@@ -111,7 +111,7 @@ def test_passes_keep_them(model: Model) -> None:
     mod = tvm.transform.Sequential(passes)(mod)
     graph = operator_graph(mod)
     assert graph.outputs == NAMES
-    operators = [operator.name for operator in graph.operators]
+    operators = graph.operator_names
     stages = tuple(Stage((f"d{index}",), tuple(part)) for index, part in enumerate((operators[:3], operators[3:])))
     cut = PartitionPipeline(Plan("names", "by-hand", "throughput", stages, Prediction(1.0, 1.0)))(mod)
     assert output_names(cut) == NAMES

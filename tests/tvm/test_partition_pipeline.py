@@ -86,7 +86,7 @@ def fused(name: str) -> tuple[tvm.IRModule, list[str]]:
     ]
     with tvm.transform.PassContext(opt_level=3):
         mod = tvm.transform.Sequential(passes)(mod)
-    return mod, [operator.name for operator in operator_graph(mod).operators]
+    return mod, operator_graph(mod).operator_names
 
 
 def run(

@@ -43,7 +43,7 @@ class Net:
     def plan(self, heads: Sequence[int], **options: bool) -> SlicePlan:
         self.of.heads = [(head, 0) for head in heads]
         graph, [alignment] = align("net", self.of.inputs, [self.of.kernels], [self.of.heads])
-        return plan_slice(self.of, alignment, graph, [operator.name for operator in graph.operators], **options)
+        return plan_slice(self.of, alignment, graph, graph.operator_names, **options)
 
 
 def test_parts_lie_behind_one_another() -> None:

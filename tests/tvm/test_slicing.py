@@ -38,10 +38,6 @@ from tvm.contrib import graph_executor  # isort: skip
 Compiled = Callable[..., RelayModel]
 
 
-def names(model: RelayModel) -> list[str]:
-    return [operator.name for operator in model.graph.operators]
-
-
 def plain_tvm(mod: tvm.IRModule, params: dict[str, Any], target: str, frame: dict[str, Any]) -> list[np.ndarray]:
     # TVM builds for few x86 processors without these three mends, and our kernels are part of what is compared. Other
     # tests compare the mends with numpy, and the kernels with TOPI's.
@@ -60,7 +56,7 @@ def test_the_whole_as_one_stage_is_what_plain_tvm_computes(compiled: Compiled, c
     """Of floats: `test_int8.py` compares bytes with numpy."""
     model = compiled("shapes")
     frame = random_frame(model.graph.inputs)
-    outputs = model_outputs(model, run_stages(model, [(names(model), cpu)], frame))
+    outputs = model_outputs(model, run_stages(model, [(model.graph.operator_names, cpu)], frame))
     for output, expected in zip(outputs, plain_tvm(*relay_module("shapes"), target, frame), strict=True):
         np.testing.assert_array_equal(output, expected)
         assert np.std(output.astype("float64")) > 1e-3, "outputs all alike would prove nothing"
@@ -88,7 +84,7 @@ def test_every_cut_is_bit_exact(name: str, compiled: Compiled, cpu: Device, targ
     check()
     assert set(model.graph.outputs) <= crossed
     assert len(crossed) > len(model.graph) / 2, "the cuts were hardly different"
-    nodes = [node for node, _ in model.cut(names(model), cpu).operator_nodes]
+    nodes = [node for node, _ in model.cut(model.graph.operator_names, cpu).operator_nodes]
     assert len(nodes) == len(set(nodes)), "a kernel counts to two operators"
     seconds = model.time_operators(cpu, 3)
     assert seconds.shape == (3, len(model.graph))
@@ -97,16 +93,16 @@ def test_every_cut_is_bit_exact(name: str, compiled: Compiled, cpu: Device, targ
 
 def test_a_stage_may_be_any_operators_between_two_downsets(compiled: Compiled, cpu: Device) -> None:
     model = compiled("branching")
-    left, right = names(model)[1:3]  # two branches that both read the stem
+    left, right = model.graph.operator_names[1:3]  # two branches that both read the stem
     part = model.cut([right], cpu)
-    assert [port.name for port in part.inputs] == [names(model)[0]]
+    assert [port.name for port in part.inputs] == [model.graph.operator_names[0]]
     assert [port.name for port in part.outputs] == [right]
     assert left not in {name for _, name in part.operator_nodes}
 
 
 def test_tensors_cross_in_the_kernels_own_layout(compiled: Compiled, cpu: Device) -> None:
     model = compiled("branching")
-    port = model.cut(names(model)[:1], cpu).outputs[0]
+    port = model.cut(model.graph.operator_names[:1], cpu).outputs[0]
     assert port.layout.startswith("NCHW")
     assert len(port.shape) == 5
 
@@ -116,7 +112,7 @@ def test_an_output_under_another_shape_than_its_readers_see(k: int, compiled: Co
     # `shapes` gives its softmax as (4, 4) and reads it inside as a picture of (1, 1, 4, 4).
     model = compiled("shapes")
     frame = random_frame(model.graph.inputs)
-    all_names = names(model)
+    all_names = model.graph.operator_names
     whole = model_outputs(model, run_stages(model, [(all_names, cpu)], frame))
     parts = model_outputs(model, run_stages(model, [(all_names[:k], cpu), (all_names[k:], cpu)], frame))
     assert whole[0].shape == (4, 4)
@@ -129,7 +125,7 @@ def test_parameters_are_shared_by_all_slices(compiled: Compiled, cpu: Device, ta
     library = model.libraries[target]
     held = {name: array.handle.contents.data for name, array in library.params.items()}
     seen = set()
-    for operators in (names(model), names(model)[:4], names(model)[4:]):
+    for operators in (model.graph.operator_names, model.graph.operator_names[:4], model.graph.operator_names[4:]):
         part = model.cut(operators, cpu)
         running = Slice(library, part)
         for name in part.params.values():
@@ -145,22 +141,25 @@ def test_activations_of_slices_are_no_more_than_all_tensors_and_no_less_than_one
     model = compiled("branching")
     sizes = {tensor.name: tensor.bytes for operator in model.graph.operators for tensor in operator.outputs}
     inner = sorted(sizes.values())[-2:]
-    whole = model.stage(names(model), cpu).activation_bytes
+    whole = model.stage(model.graph.operator_names, cpu).activation_bytes
     assert max(inner) < whole < sum(sizes.values())
-    halves = [model.stage(part, cpu).activation_bytes for part in (names(model)[:4], names(model)[4:])]
+    halves = [
+        model.stage(part, cpu).activation_bytes
+        for part in (model.graph.operator_names[:4], model.graph.operator_names[4:])
+    ]
     assert all(half < whole for half in halves)
     # What a single operator reads and writes crosses its boundary and lives in the caller's buffers, where no layout
     # changes in front of it.
-    alone = [name for name in names(model) if len(model.cut([name], cpu).operator_nodes) == 1]
+    alone = [name for name in model.graph.operator_names if len(model.cut([name], cpu).operator_nodes) == 1]
     assert alone
     assert all(model.stage([name], cpu).activation_bytes == 0 for name in alone)
 
 
 def test_a_stage_follows_the_buffers_it_is_given(compiled: Compiled, cpu: Device) -> None:
     model = compiled("two_in_two_out")
-    runner = model.stage(names(model), cpu)
+    runner = model.stage(model.graph.operator_names, cpu)
     frames = [random_frame(model.graph.inputs, seed) for seed in range(5)]
-    expected = [model_outputs(model, run_stages(model, [(names(model), cpu)], frame)) for frame in frames]
+    expected = [model_outputs(model, run_stages(model, [(model.graph.operator_names, cpu)], frame)) for frame in frames]
     slots = [([p.buffer() for p in runner.inputs], [p.buffer() for p in runner.outputs]) for _ in range(3)]
     for turn in range(12):
         inputs, outputs = slots[turn % 3]
@@ -176,9 +175,9 @@ def test_a_stage_follows_the_buffers_it_is_given(compiled: Compiled, cpu: Device
 
 def test_more_buffers_than_are_remembered(compiled: Compiled, cpu: Device) -> None:
     model = compiled("branching")
-    runner = model.stage(names(model), cpu)
+    runner = model.stage(model.graph.operator_names, cpu)
     frame = random_frame(model.graph.inputs)
-    expected = model_outputs(model, run_stages(model, [(names(model), cpu)], frame))[0]
+    expected = model_outputs(model, run_stages(model, [(model.graph.operator_names, cpu)], frame))[0]
     for _ in range(150):
         data, scores = runner.inputs[0].buffer(), runner.outputs[0].buffer()
         data[...] = frame["data"]
@@ -190,7 +189,7 @@ def test_more_buffers_than_are_remembered(compiled: Compiled, cpu: Device) -> No
 def test_a_slice_that_nobody_holds_is_gone(compiled: Compiled, cpu: Device) -> None:
     """A pipeline that runs for weeks makes one at every change of plan."""
     model = compiled("branching")
-    part = Slice(model.libraries[cpu.target], model.cut([o.name for o in model.graph.operators], cpu))
+    part = Slice(model.libraries[cpu.target], model.cut(model.graph.operator_names, cpu))
     part.run([port.buffer() for port in part.inputs], [port.buffer() for port in part.outputs])
     seen = weakref.ref(part)
     del part
@@ -200,7 +199,7 @@ def test_a_slice_that_nobody_holds_is_gone(compiled: Compiled, cpu: Device) -> N
 
 def test_inputs_are_read_and_never_written(compiled: Compiled, cpu: Device) -> None:
     model = compiled("branching")
-    for name in names(model):
+    for name in model.graph.operator_names:
         runner = model.stage([name], cpu)
         inputs, outputs = ([port.buffer() for port in ports] for ports in (runner.inputs, runner.outputs))
         for index, array in enumerate(inputs):
@@ -213,7 +212,7 @@ def test_inputs_are_read_and_never_written(compiled: Compiled, cpu: Device) -> N
 def test_what_is_no_stage_is_refused(compiled: Compiled, cpu: Device) -> None:
     model = compiled("branching")
     with pytest.raises(PlanError, match=r"a path leaves it and comes back at conv2d\+add\+relu_4"):
-        model.stage([names(model)[0], names(model)[4]], cpu)
+        model.stage([model.graph.operator_names[0], model.graph.operator_names[4]], cpu)
     with pytest.raises(PlanError, match="no operator conv2d_77; the plan is of another model"):
         model.stage(["conv2d_77"], cpu)
     with pytest.raises(PlanError, match="holds no operators"):
@@ -230,9 +229,12 @@ def test_fields_of_a_split_cross_where_only_one_is_read(two_devices: tuple[Devic
     targets = [device.target for device in two_devices]
     model = RelayModel.compile(as_model("fields", mod, weights.params), targets, lambda _: None)
     frame = random_frame(model.graph.inputs)
-    (whole,) = model_outputs(model, run_stages(model, [(names(model), two_devices[0])], frame))
-    for place in range(1, len(names(model))):
+    (whole,) = model_outputs(model, run_stages(model, [(model.graph.operator_names, two_devices[0])], frame))
+    for place in range(1, len(model.graph.operator_names)):
         for second in two_devices:
-            stages = [(names(model)[:place], two_devices[0]), (names(model)[place:], second)]
+            stages = [
+                (model.graph.operator_names[:place], two_devices[0]),
+                (model.graph.operator_names[place:], second),
+            ]
             (output,) = model_outputs(model, run_stages(model, stages, frame))
             np.testing.assert_allclose(output, whole, rtol=0 if second == two_devices[0] else 1e-4, atol=1e-5)

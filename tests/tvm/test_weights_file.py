@@ -69,7 +69,7 @@ def test_what_is_loaded_and_run_is_the_page_cache_and_no_copy(compiled: Compiled
     model = compiled("branching")
     model.save(tmp_path)
     loaded = RelayModel.load(tmp_path, lambda _: None)
-    frame, stages = random_frame(model.graph.inputs), [([each.name for each in model.graph.operators], cpu)]
+    frame, stages = random_frame(model.graph.inputs), [(model.graph.operator_names, cpu)]
     for one, other in zip(
         *(model_outputs(each, run_stages(each, stages, frame)) for each in (model, loaded)), strict=True
     ):

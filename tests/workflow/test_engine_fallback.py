@@ -71,7 +71,7 @@ def test_operators_that_tvm_refuses_run_on_onnxruntime_beside_tvm(tmp_path: Path
         assert UNKNOWN in told
         assert "onnxruntime runs det_2 of its 5 operators" in told
         assert "divides the other 4 between TVM and onnxruntime, on cpu0, cpu1" in told
-        names = [operator.name for operator in made.compiled.graph.operators]
+        names = made.compiled.graph.operator_names
         assert names == ["conv_0", "tanh_1", "det_2", "gemm_3", "relu_4"]
         for device in made.platform.devices:
             left_out = [] if device.backend == "onnxruntime" else ["det_2"]
@@ -103,7 +103,7 @@ def test_where_tvm_beside_it_does_not_pay_the_engine_runs_all(
         assert {device.backend for device in made.platform.devices} == {"onnxruntime"}
         assert made.platform.devices[0].name == "cpu0"
         assert "onnxruntime runs all of it, on cpu0" in told
-        assert made.compiled.computes(made.platform.devices[0]) == [o.name for o in made.compiled.graph.operators]
+        assert made.compiled.computes(made.platform.devices[0]) == made.compiled.graph.operator_names
 
 
 @pytest.mark.usefixtures("machine")
@@ -115,7 +115,7 @@ def test_tflites_kernels_run_what_tvm_has_no_operator_for(tmp_path: Path) -> Non
         assert not made.platform.stand_ins
         whole = make_plan(
             made.compiled.graph,
-            ([made.platform.devices[-1].name], [operator.name for operator in made.compiled.graph.operators]),
+            ([made.platform.devices[-1].name], made.compiled.graph.operator_names),
         )
         frame = np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32)
         with Pipeline(made.compiled, whole, made.platform) as pipeline:

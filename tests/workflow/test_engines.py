@@ -106,7 +106,7 @@ def test_stages_of_several_engines_give_the_results_of_one(tmp_path: Path) -> No
     made = compile_source(path, engines="tvm,openvino,onnxruntime")
     with closing(made.compiled):
         graph = made.compiled.graph
-        operators = [operator.name for operator in graph.operators]
+        operators = graph.operator_names
         frame = frame_of_noise(graph)
         results = []
         for parts in (
@@ -129,7 +129,7 @@ def test_each_engine_computes_on_the_core_of_its_stage_alone(tmp_path: Path) -> 
     made = compile_source(write_picture_net(tmp_path / "net.onnx"), engines="openvino,onnxruntime")
     with closing(made.compiled):
         graph = made.compiled.graph
-        operators = [operator.name for operator in graph.operators]
+        operators = graph.operator_names
         plan = make_plan(graph, (["onnxruntime-cpu0"], operators[:4]), (["openvino-cpu1"], operators[4:]))
         with Pipeline(made.compiled, plan, made.platform) as pipeline:
             results = pipeline.map(repeat(frame_of_noise(graph)))
@@ -162,7 +162,7 @@ def test_tflite_runs_files_of_its_format_alone(tmp_path: Path) -> None:
     with closing(made.compiled):
         graph = made.compiled.graph
         assert names(made.platform) == [f"tflite-{device.name}" for device in HOST]
-        operators, frame = [operator.name for operator in graph.operators], frame_of_noise(graph)
+        operators, frame = graph.operator_names, frame_of_noise(graph)
         plan = make_plan(graph, ([made.platform.devices[0].name], operators))
         with Pipeline(made.compiled, plan, made.platform) as pipeline:
             [result] = pipeline.map([frame])

@@ -74,7 +74,7 @@ class Joins(FakeBackend):
 
     def peak_bytes(self, chosen: Sequence[str]) -> int:
         graph = self.network(chosen)[0]
-        return least_peak(graph, [operator.name for operator in graph.operators]).peak_bytes
+        return least_peak(graph, graph.operator_names).peak_bytes
 
     def rewritten(self, chosen: Sequence[str]) -> Model:
         kept = () if self.wasteful else chosen
@@ -126,7 +126,7 @@ def test_all_that_the_least_peak_requires_is_done_in_parts() -> None:
     assert report.peak_bytes == (BIG + ROW, 11 * ROW)
     assert report.device == "d0"
     assert report.difference <= report.tolerance == 1e-4
-    assert {operator.name for operator in made.graph.operators}.isdisjoint(BOTH)
+    assert set(made.graph.operator_names).isdisjoint(BOTH)
 
 
 def test_sums_of_floats_that_differ_by_more_than_rounding_are_left_out() -> None:

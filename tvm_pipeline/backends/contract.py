@@ -139,7 +139,7 @@ class CompiledModel(ABC):
 
     def computes(self, device: Device) -> list[str]:
         """Return the operators that a device can compute, in the graph's order; `stage` raises PlanError for others."""
-        return [operator.name for operator in self.graph.operators]
+        return self.graph.operator_names
 
     def has_operator_times(self, device: Device) -> bool:
         """Return whether `time_operators` tells what operators take within a stage; by default it does.

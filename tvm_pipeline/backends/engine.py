@@ -191,7 +191,7 @@ class EngineModel(CompiledModel):
 
     def ends(self, operators: Sequence[str] = ()) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
         """Return what operators, or all, read from outside, and what they hand on."""
-        taken, given = slice_ends(self.graph, operators or [operator.name for operator in self.graph.operators])
+        taken, given = slice_ends(self.graph, operators or self.graph.operator_names)
         return tuple(map(Port.of, taken)), tuple(map(Port.of, given))
 
     def refusals(self, device: Device) -> Mapping[str, str]:

@@ -175,7 +175,7 @@ class SlicedModel(Delegating):
 
     def computes(self, device: Device) -> list[str]:
         refused = self.refusals(device)
-        able = super().computes(device) if device.backend == self._lead else _operators(self)
+        able = super().computes(device) if device.backend == self._lead else self.graph.operator_names
         return [name for name in able if name not in refused]
 
     def refusals(self, device: Device) -> Mapping[str, str]:
@@ -224,9 +224,9 @@ class SlicedModel(Delegating):
         self._differing[device.backend, device.target] = found
         what = f"{self.graph.name} on {device.name} ({device.backend} {device.target})"
         lines = [f"{what}: {name} stays elsewhere, since {reason}" for name, reason in found.items()]
-        if not found and self.computes(device) == _operators(self):
-            with closing(self.stage(_operators(self), device)) as whole:
-                if reason := disagreement(self.graph, _operators(self), whole, values, precision):
+        if not found and self.computes(device) == self.graph.operator_names:
+            with closing(self.stage(self.graph.operator_names, device)) as whole:
+                if reason := disagreement(self.graph, self.graph.operator_names, whole, values, precision):
                     lines.append(f"{what}: its operators compute what they should, but of the whole model {reason}")
         return lines
 
@@ -280,7 +280,7 @@ class SlicedModel(Delegating):
                     f"device {device.name} computes nothing for {name}, which only shows another tensor under "
                     "another shape or order; put the operator that makes it into a stage with those that read it"
                 )
-        return RenamedStage(compiled.stage(_operators(compiled), device), outputs)
+        return RenamedStage(compiled.stage(compiled.graph.operator_names, device), outputs)
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         """Return the bytes that the contract describes; raise as `stage` does."""
@@ -296,7 +296,7 @@ class SlicedModel(Delegating):
         if device.backend == self._lead:
             return self.inner, operators
         compiled = self._compile_slice(self._slicer.cut(operators), device)
-        return compiled, _operators(compiled)
+        return compiled, compiled.graph.operator_names
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators).
@@ -325,14 +325,14 @@ class SlicedModel(Delegating):
             return super().time_transfers(device, sizes_bytes, repeats)
         # A device moves the tensors of every model in the same way, so any slice serves.
         known = (compiled for key, compiled in self._compiled.items() if key[:2] == (device.backend, device.target))
-        compiled = next(known, None) or self._compile_slice(self._slicer.cut(_operators(self)[:1]), device)
+        compiled = next(known, None) or self._compile_slice(self._slicer.cut(self.graph.operator_names[:1]), device)
         return compiled.time_transfers(device, sizes_bytes, repeats)
 
     def _whole_on(self, device: Device) -> CompiledModel | None:
         """Return the whole model as the device's backend compiles it; None where its tensors are not the file's."""
         if self.refusals(device):
             return None
-        whole = self._compile_slice(self._slicer.cut(_operators(self)), device)
+        whole = self._compile_slice(self._slicer.cut(self.graph.operator_names), device)
         known = self.graph.edges.writer
         return whole if all(t.name in known for o in whole.graph.operators for t in o.outputs) else None
 
@@ -359,7 +359,7 @@ class SlicedModel(Delegating):
         for stage in own:
             for device in stage.devices:
                 compiled = self._compile_slice(self._slicer.cut(stage.operators), platform.device(device))
-                parts.append((compiled, [Stage((device,), tuple(_operators(compiled)))]))
+                parts.append((compiled, [Stage((device,), tuple(compiled.graph.operator_names))]))
         return parts
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
@@ -377,7 +377,7 @@ class SlicedModel(Delegating):
                     subfolder = folder / str(len(keys))
                     subfolder.mkdir()
                     compiled = self._compile_slice(part, device)
-                    compiled.save(subfolder, [Stage((device.name,), tuple(_operators(compiled)))], platform)
+                    compiled.save(subfolder, [Stage((device.name,), tuple(compiled.graph.operator_names))], platform)
                     keys.append(key)
         (folder / _INDEX).write_bytes(msgspec.json.encode((self._lead, keys)))
 
@@ -443,10 +443,6 @@ class RenamedStage(StageRunner):
 
     def close(self) -> None:
         self._runner.close()
-
-
-def _operators(compiled: CompiledModel) -> list[str]:
-    return [operator.name for operator in compiled.graph.operators]
 
 
 def _stages_of(backend: str, stages: Sequence[Stage], platform: Platform) -> Iterable[Stage]:

@@ -42,7 +42,7 @@ from tvm_pipeline.profiling.throttling import ThrottleWatch
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 from tvm_pipeline.testing import ContractError, check_backend
-from tvm_pipeline.testing.cut_cases import buffers, fill, logical, operator_names
+from tvm_pipeline.testing.cut_cases import buffers, fill, logical
 from tvm_pipeline.testing.whole_numbers import ADDITION, BRANCHES, CONVOLUTION, FORMATS, Network, as_input, as_numbers
 from tvm_pipeline.workflow.compiling import CompileOptions, compiled_on
 from tvm_pipeline.workflow.machine_modes import this_machine
@@ -327,7 +327,7 @@ def _computed(
     format, _ = _format([device])
     with ExitStack() as stack:
         compiled = stack.enter_context(closing(backend.compile(network.written(format), [device])))
-        runner = stack.enter_context(closing(compiled.stage(operator_names(compiled.graph), device)))
+        runner = stack.enter_context(closing(compiled.stage(compiled.graph.operator_names, device)))
         for frame in frames:
             inputs, outputs = buffers(runner)
             fill(runner, inputs, {"x": as_input(frame, format)})

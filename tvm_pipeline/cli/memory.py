@@ -140,7 +140,7 @@ def _read(
 
 def _stage_arenas(compiled: CompiledModel, platform: Platform, plan: Plan | None) -> list[tuple[str, StageArena]]:
     """Return what compiled stages have; without a plan the whole model on the first device that computes all of it."""
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     able = [device.name for device in platform.devices if compiled.computes(device) == names]
     stages = [(stage.operators, stage.devices[0]) for stage in plan.stages] if plan else [(names, able[0])] * bool(able)
     own = set(names)  # a plan may have work around the model, too

@@ -136,7 +136,7 @@ class OperatorGraph(_ComputedOnce):
         known = {tensor.name for tensor in self.inputs}
         if len(known) != len(self.inputs):
             raise GraphError(f"graph {self.name}: two inputs bear the same name")
-        if len({operator.name for operator in self.operators}) != len(self.operators):
+        if len(set(self.operator_names)) != len(self.operators):
             raise GraphError(f"graph {self.name}: two operators bear the same name")
         for tensor in self.inputs:
             self._check_tensor(tensor)
@@ -189,6 +189,11 @@ class OperatorGraph(_ComputedOnce):
             value = hash((self.name, self.inputs, self.operators, self.outputs, self.batch))
             object.__setattr__(self, "_hash", value)
             return value
+
+    @property
+    def operator_names(self) -> list[str]:
+        """The names of the operators, in the graph's order."""
+        return [operator.name for operator in self.operators]
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -343,7 +348,7 @@ def readers_of(graph: OperatorGraph) -> dict[str, tuple[str, ...]]:
         >>> readers_of(OperatorGraph("net", (), (a, b), ("y",)))
         {'a': ('b',), 'b': ()}
     """
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     return {
         name: tuple(names[reader] for reader in found) for name, found in zip(names, graph.edges.after, strict=True)
     }

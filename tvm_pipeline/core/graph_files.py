@@ -100,7 +100,7 @@ def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int |
 
     Examples:
         >>> graph = graph_of_nodes("net", [Node("conv", output_bytes=256), Node("image", output_bytes=192)], [(1, 0)])
-        >>> [operator.name for operator in graph.operators], graph.outputs
+        >>> graph.operator_names, graph.outputs
         (['image', 'conv'], ('conv',))
     """
     if not nodes:
@@ -179,7 +179,7 @@ def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
     Examples:
         >>> net = OperatorGraph("net", (), (Operator("conv", "conv2d", (), (Tensor("out", (8,)),)),), ("out",))
         >>> merged = merge_graphs([net, net], "two")
-        >>> [operator.name for operator in merged.operators]
+        >>> merged.operator_names
         ['source', 'net/conv', 'net#2/conv', 'sink']
         >>> merged.outputs
         ('net/out', 'net#2/out')

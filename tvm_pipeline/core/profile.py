@@ -76,7 +76,7 @@ class DeviceProfile:
         Raises:
             ProfileError: a list is shorter or longer than the graph.
         """
-        names = [operator.name for operator in graph.operators]
+        names = graph.operator_names
 
         def by_name(figures: Iterable[FigureT]) -> dict[str, FigureT]:
             listed = list(figures)
@@ -219,7 +219,7 @@ class Profile:
                 f"this profile was measured on {self.graph} ({self.fingerprint}), not on {graph.name} "
                 f"({graph.fingerprint}); measure it with `tvm-pipeline profile`"
             )
-        names = {operator.name for operator in graph.operators}
+        names = set(graph.operator_names)
         for name, device in self.devices.items():
             if device.seconds.keys() != names:
                 differing = sorted(device.seconds.keys() ^ names)

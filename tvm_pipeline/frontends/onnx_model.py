@@ -67,7 +67,7 @@ class OnnxModel(EngineModel):
         return bytes(part.SerializeToString())
 
     def values(self) -> Mapping[str, Array]:
-        names = [operator.name for operator in self.graph.operators]
+        names = self.graph.operator_names
         inner = [tensor for operator in self.graph.operators for tensor in operator.outputs]
         content = self.file.part(names, inner).SerializeToString()
         taken, given = self.ends()[0], tuple(map(Port.of, inner))

@@ -46,7 +46,7 @@ def merge_profiles(merged: OperatorGraph, graphs: Sequence[OperatorGraph], profi
         profile.check_graph(graph)
     _check_alike(profiles)
     fronts = [f"{graph.name}/" for graph in graphs]
-    names = {operator.name for operator in merged.operators}
+    names = set(merged.operator_names)
     own = names.difference(f + o.name for f, graph in zip(fronts, graphs, strict=True) for o in graph.operators)
 
     def joined(figures: Sequence[Mapping[str, float | None] | None]) -> dict[str, float | None]:

@@ -59,7 +59,7 @@ def layered(graph: OperatorGraph, plan: Plan) -> list[list[Vertex]]:
 
 def _rows(graph: OperatorGraph, plan: Plan) -> list[list[Vertex]]:
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.operators}
-    if set(stage_of) != {operator.name for operator in graph.operators}:
+    if set(stage_of) != set(graph.operator_names):
         raise PlanError(f"the plan of {plan.graph} does not hold the operators of {graph.name}; make it again")
     boundaries = crossing_tensors(graph, [stage.operators for stage in plan.stages])
     source = {tensor.name: Vertex("terminal", 0, f"{tensor.name}: {size(tensor.bytes)}") for tensor in graph.inputs}

@@ -30,7 +30,7 @@ from tvm_pipeline.errors import BundleError, PipelineError, PlanError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.profiling.computed import computed_runner, computed_stages
 from tvm_pipeline.runtime import Pipeline
-from tvm_pipeline.testing.cut_cases import around, buffers, fill, halves, logical, operator_names, reshaped
+from tvm_pipeline.testing.cut_cases import around, buffers, fill, halves, logical, reshaped
 
 T = TypeVar("T")
 FRAMES = 6
@@ -148,7 +148,7 @@ class _Check:
     def computes(self, compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole model as one stage: twice on its first buffers, then on others, as a pipeline's slots are."""
         graph, where = compiled.graph, f"device {device.name}: the whole model as a stage"
-        with self._opened(compiled, operator_names(graph), device) as runner:
+        with self._opened(compiled, graph.operator_names, device) as runner:
             self._check_ports(graph, runner, where)
             taken, given = {p.name for p in runner.inputs}, {p.name for p in runner.outputs}
             self._expect(taken <= set(frame), f"{where} takes {sorted(taken)}; the model's inputs are {sorted(frame)}")
@@ -181,7 +181,7 @@ class _Check:
 
     def computes_all(self, compiled: CompiledModel, devices: Sequence[Device]) -> list[Device]:
         """Return the devices that compute every operator: those on which the model runs whole."""
-        names = operator_names(compiled.graph)
+        names = compiled.graph.operator_names
         for device in devices:
             computed = compiled.computes(device)
             unknown = sorted(set(computed).difference(names))
@@ -199,7 +199,7 @@ class _Check:
             "no operators": [],
             "an operator that is not in the graph": ["no such operator"],
         }
-        for name in sorted(set(operator_names(graph)).difference(compiled.computes(device))):
+        for name in sorted(set(graph.operator_names).difference(compiled.computes(device))):
             illegal[f"{name}, which computes() lacks,"] = [name]
         if left_and_reentered := around(graph):
             illegal["operators that a path leaves and comes back to"] = left_and_reentered
@@ -221,7 +221,7 @@ class _Check:
             seconds = self._bound(runner, lambda: compiled.time_operators(device, 3)) if has_times else None
             moved = self._bound(runner, lambda: compiled.time_transfers(device, SIZES, 3))
         if seconds is not None:
-            timed = np.isin(operator_names(graph), compiled.computes(device))
+            timed = np.isin(graph.operator_names, compiled.computes(device))
             self._check_seconds(seconds, (3, len(graph)), f"{where}: time_operators()", timed)
         for index, figures in enumerate(() if moved is None else moved):
             self._check_seconds(figures, (3, len(SIZES)), f"{where}: time_transfers()[{index}]")
@@ -296,13 +296,13 @@ class _Check:
                 self._expect(not reason, f"it refuses the slice {part.model.name} of its own slicer: {reason}")
                 with closing(self._backend.compile(part.model, [device])) as slice_compiled:
                     graph = slice_compiled.graph
-                    made = self._runs_once(slice_compiled, operator_names(graph), device, tensors, where)
+                    made = self._runs_once(slice_compiled, graph.operator_names, device, tensors, where)
                     for tensor, output in zip(part.outputs, graph.outputs, strict=True):
                         tensors[tensor.name] = made[output].reshape(tensor.shape)
             self.is_equal(tensors, expected[device.name], f"{where}: other results than whole")
 
     def shares(self, compiled: CompiledModel, devices: Sequence[Device]) -> None:
-        stages = [Stage((devices[0].name,), tuple(operator_names(compiled.graph)))]
+        stages = [Stage((devices[0].name,), tuple(compiled.graph.operator_names))]
         self._backend.share([(compiled, stages), (compiled, stages)], self._platform(devices))
 
     def saves_and_loads(
@@ -313,7 +313,7 @@ class _Check:
         expected: Mapping[str, Mapping[str, Array]],
     ) -> None:
         able = next(device for device in devices if device.name in expected)
-        stages = [Stage((able.name,), tuple(operator_names(compiled.graph)))]
+        stages = [Stage((able.name,), tuple(compiled.graph.operator_names))]
         with tempfile.TemporaryDirectory() as folder:
             compiled.save(Path(folder), stages, self._platform(devices))
             try:

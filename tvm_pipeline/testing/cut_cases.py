@@ -11,13 +11,9 @@ from tvm_pipeline.core.tensor_layout import relayout, to_logical
 MOST_CUTS = 8  # of a model with many operators, evenly spread
 
 
-def operator_names(graph: OperatorGraph) -> list[str]:
-    return [operator.name for operator in graph.operators]
-
-
 def halves(graph: OperatorGraph) -> list[tuple[list[str], list[str]]]:
     """Return the graph's operators in two groups, cut at up to MOST_CUTS places; the cut in the middle comes first."""
-    names = operator_names(graph)
+    names = graph.operator_names
     count = min(MOST_CUTS, len(names) - 1)
     places = {round(len(names) * step / (count + 1)) for step in range(1, count + 1)} if count > 0 else set()
     inside = sorted(places & set(range(1, len(names))), key=lambda place: abs(place - len(names) / 2))

@@ -147,7 +147,7 @@ class _Trial:
 
 def _outputs(compiled: CompiledModel, device: Device) -> list[list[Array]]:
     made = []
-    with closing(compiled.stage([operator.name for operator in compiled.graph.operators], device)) as stage:
+    with closing(compiled.stage(compiled.graph.operator_names, device)) as stage:
         stage.bind()
         ports = {port.name: index for index, port in enumerate(stage.outputs)}
         for seed in range(FRAMES):
@@ -200,8 +200,8 @@ def greatest_difference(expected: Sequence[Sequence[Array]], found: Sequence[Seq
 
 
 def _peak(compiled: CompiledModel) -> int:
-    return least_peak(compiled.graph, [operator.name for operator in compiled.graph.operators]).peak_bytes
+    return least_peak(compiled.graph, compiled.graph.operator_names).peak_bytes
 
 
 def _arena(compiled: CompiledModel, device: Device) -> int:
-    return compiled.activation_bytes([operator.name for operator in compiled.graph.operators], device)[1]
+    return compiled.activation_bytes(compiled.graph.operator_names, device)[1]

@@ -189,7 +189,7 @@ class RelayModel(TvmModel[Library]):
     def kernels_to_tune(self, device: Device) -> dict[str, list[Any]]:
         """Return the workloads of the operators that tuning can make faster."""
         library, _ = self._library(device)
-        part = self.cut([operator.name for operator in self.graph.operators], device)
+        part = self.cut(self.graph.operator_names, device)
         nodes = json.loads(part.graph_json)["nodes"]
         found: dict[str, list[Any]] = {}
         for node, operator in part.operator_nodes:

@@ -41,7 +41,7 @@ def outputs_on(compiled: CompiledModel, device: Device, frame: Mapping[str, Arra
     Returns:
         The outputs in the order of the graph, each as its elements in their logical order.
     """
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     with closing(compiled.stage(names, device)) as runner, ThreadPoolExecutor(1) as thread:
         inputs, outputs = ([port.buffer() for port in ports] for ports in (runner.inputs, runner.outputs))
         for port, array in zip(runner.inputs, inputs, strict=True):

@@ -66,7 +66,7 @@ def send_model(board: BoardClient, compiled: CompiledModel, platform: Platform) 
     """
     graph = compiled.graph
     _log.info(f"sending {graph.name} to board {board.name}")
-    whole = Stage((platform.devices[0].name,), tuple(operator.name for operator in graph.operators))
+    whole = Stage((platform.devices[0].name,), tuple(graph.operator_names))
     nobody = Plan(graph.name, "nobody", "throughput", (whole,), Prediction())
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         path = Path(folder) / f"{graph.name}.tar"

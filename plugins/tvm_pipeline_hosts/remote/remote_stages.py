@@ -84,7 +84,7 @@ def time_operators(session: Session, arguments: dict[str, Any], _: list[Array]) 
     asked = msgspec.convert(arguments, _Timing)
     bundle = session.opened(asked.bundle)
     device = bundle.platform.device(asked.device)
-    operators = [operator.name for operator in bundle.compiled.graph.operators]
+    operators = bundle.compiled.graph.operator_names
     with closing(bundle.compiled.stage(operators, device)) as whole:
         timed = partial(bundle.compiled.time_operators, device, asked.repeats)
         return None, [in_bound_thread(whole, timed)]

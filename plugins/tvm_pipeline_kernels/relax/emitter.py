@@ -181,7 +181,7 @@ class Runner:
 
     def __init__(self, name: str, library: Library, device: Device) -> None:
         model = RelaxModel(name, [library], lambda _: None)
-        plan = model.plan_slice([operator.name for operator in model.graph.operators], device)
+        plan = model.plan_slice(model.graph.operator_names, device)
         self._slice: Any = model.runnable_plan(plan, device)
         inputs = [input_for_timing(model.graph, port) for port in plan.inputs]
         self._buffers = inputs, [port.buffer() for port in plan.outputs]

@@ -173,7 +173,7 @@ def with_host(problem: Problem, plan: Plan) -> Plan:
     Raises:
         PlanError: they can stand nowhere; the message gives the reason.
     """
-    names = [operator.name for operator in problem.graph.operators]
+    names = problem.graph.operator_names
     known = (replace(s, operators=tuple(name for name in s.operators if name in names)) for s in plan.stages)
     plan = replace(plan, stages=tuple(stage for stage in known if stage.operators))  # it may be of another application
     own = {name for stage in plan.stages for name in stage.operators}

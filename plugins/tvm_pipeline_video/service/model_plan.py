@@ -194,7 +194,7 @@ def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None = None) -> 
         return HostPlan(problem, found)
     if settings.objective or settings.min_throughput or settings.max_latency:
         return HostPlan(problem, quick_plan(problem))
-    names = {operator.name for operator in graph.operators}
+    names = set(graph.operator_names)
     stages = (
         replace(stage, operators=tuple(name for name in stage.operators if name in names))
         for stage in bundle.plan.stages

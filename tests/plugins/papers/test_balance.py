@@ -123,7 +123,7 @@ def test_stages_stay_legal_wherever_operators_move(seed: int, length: int, count
     platform = Platform("p", tuple(Device(f"d{index}") for index in range(count)))
     measured = {device.name: DeviceProfile.in_order(graph, (1e-3,) * length) for device in platform.devices}
     problem = Problem(graph, platform, Profile(graph.name, graph.fingerprint, measured))
-    names = [operator.name for operator in graph.operators]
+    names = graph.operator_names
     cuts = [0, *sorted(rng.sample(range(1, length), count - 1)), length]
     stages = tuple(Stage((f"d{i}",), tuple(names[a:b])) for i, (a, b) in enumerate(pairwise(cuts)))
     for _ in range(20):

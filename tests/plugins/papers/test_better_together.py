@@ -48,7 +48,7 @@ def test_each_log_is_of_its_schedule_and_corrects_the_others(board):
     runs = list(zip(matched(problem, logs), logs, strict=True))
     for stages, log in runs:
         assert max(stages_s(corrected(problem, runs, len(stages)), stages)) == pytest.approx(log.period_s, rel=1e-6)
-    whole = (Stage(("Big",), tuple(operator.name for operator in problem.graph.operators)),)
+    whole = (Stage(("Big",), tuple(problem.graph.operator_names)),)
     assert stages_s(corrected(problem, runs, 1), whole) == stages_s(problem, whole)  # no log has one processor
 
 

@@ -18,7 +18,7 @@ from tvm_pipeline.planning.search.dynamic_programming import two_stage
 from tvm_pipeline_papers.every_cut import every_cut
 
 GRAPH = chain_model(3).graph
-NAMES = tuple(operator.name for operator in GRAPH.operators)
+NAMES = tuple(GRAPH.operator_names)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])

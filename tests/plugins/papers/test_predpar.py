@@ -214,7 +214,7 @@ def test_predpar_plans_edge_tpus():
     plan = decide(problem, "predpar").plan
     assert plan.scheduler == "predpar"
     assert plan.devices == ("tpu0", "tpu1", "tpu2")
-    assert [name for stage in plan.stages for name in stage.operators] == [o.name for o in graph.operators]
+    assert [name for stage in plan.stages for name in stage.operators] == graph.operator_names
     assert plan.predicted == evaluate(problem, plan.stages).predicted
     best = decide(problem, "chain").plan.predicted.throughput_fps
     assert best is not None

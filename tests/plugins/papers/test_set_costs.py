@@ -59,7 +59,7 @@ def test_it_is_the_best_of_all_cuts(graph: OperatorGraph, seed: int, count: int)
 
 @given(graphs(2, 6), st.integers(0, 10**6), st.integers(1, 3))
 def test_along_one_order_it_agrees_with_bisection_and_greedy_fill(graph: OperatorGraph, seed: int, count: int) -> None:
-    seconds, names = monotone(graph, seed), [o.name for o in graph.operators]
+    seconds, names = monotone(graph, seed), graph.operator_names
     try:
         segments = fewest_bottleneck(len(names), count, lambda d, a, b: seconds("abc"[d], tuple(names[a:b])))
     except NoPlanError:

@@ -271,7 +271,7 @@ def test_plans_are_compared_at_the_same_places_of_a_file(monkeypatch):
     monkeypatch.setattr("tvm_pipeline_video.rehearsals.open_source", open_and_note)
     compiled, platform = model(), platform_of("d0")
     app = rehearsal("synthetic:32x24@30", overlay=True)
-    names = tuple(operator.name for operator in app.graph.operators)
+    names = tuple(app.graph.operator_names)
     plan = Plan(app.graph.name, "by hand", "throughput", (Stage(("d0",), names),), Prediction())
     run, few = app.runner(compiled, platform), replace(plan, in_flight=1)
     opened.clear()
@@ -284,7 +284,7 @@ def test_a_turn_at_a_rate_has_the_times_of_frames_at_that_rate():
     """A core that waits between two frames is slower. A full turn has another number of frames: all that it makes."""
     compiled, platform = model(), platform_of("d0")
     app = rehearsal("synthetic:32x24@30")
-    names = tuple(operator.name for operator in app.graph.operators)
+    names = tuple(app.graph.operator_names)
     plan = Plan(app.graph.name, "by hand", "throughput", (Stage(("d0",), names),), Prediction(), in_flight=1)
     turn = app.runner(compiled, platform, rate_fps=100.0)(plan, 0.2)
     assert [len(times) for times in turn.times_s] == [20 - 1]  # but for those that fill the pipeline

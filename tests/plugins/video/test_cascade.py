@@ -19,7 +19,7 @@ FRAMES = 150
 
 def opened(operators: int, hooks=None, **options) -> Pipeline:
     model = chain_model(operators, hooks=hooks)
-    names = [operator.name for operator in model.graph.operators]
+    names = model.graph.operator_names
     pipeline = Pipeline(
         model, make_plan(model.graph, (["d0"], names[:1]), (["d1"], names[1:])), fake_platform("d0", "d1"), **options
     )

@@ -22,7 +22,7 @@ class Runner:
     def __init__(self, name: str, library: Library) -> None:
         device = Device("tuned", "host", target=library.target)
         model = RelayModel(name, [library], lambda _: None)
-        part = model.cut([operator.name for operator in model.graph.operators], device)
+        part = model.cut(model.graph.operator_names, device)
         self._slice = Slice(library, part, debug=True)
         inputs = [input_for_timing(model.graph, port) for port in part.inputs]
         self._buffers = inputs, [port.buffer() for port in part.outputs]
@@ -52,7 +52,7 @@ class DeviceRunner:
 
     def __init__(self, name: str, library: Library, device: Device) -> None:
         model = RelayModel(name, [library], lambda _: None)
-        part = model.cut([operator.name for operator in model.graph.operators], device)
+        part = model.cut(model.graph.operator_names, device)
         # The executors that the timer calls do not keep their slices, and these keep the arena.
         self._whole, self._by_node = model.runnable(part, device), model.runnable(part, device, debug=True)
         self._buffers, others = (

@@ -105,7 +105,7 @@ def test_a_model_is_measured_planned_and_run_on_two_hosts(
     assert profile.devices["here"].receive is None
     problem = Problem(compiled.graph, platform, profile)
     assert any(set(candidate.devices) == {"here", "barn"} for candidate in plan(problem).candidates)
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     half = len(names) // 2
     split = Plan(
         compiled.graph.name,
@@ -126,7 +126,7 @@ def test_a_bundle_names_the_other_host_and_finds_it_again(
     chosen = plan(Problem(compiled.graph, platform, profile)).plan
     write_bundle(tmp_path / "net.tar", Bundle(compiled.graph, platform, profile, chosen, compiled))
     with open_bundle(tmp_path / "net.tar") as opened:
-        stage = opened.compiled.stage([o.name for o in opened.graph.operators], opened.platform.device("barn"))
+        stage = opened.compiled.stage(opened.graph.operator_names, opened.platform.device("barn"))
         with closing(stage):
             assert [port.name for port in stage.inputs] == [tensor.name for tensor in opened.graph.inputs]
 
@@ -135,7 +135,7 @@ def test_a_host_that_is_lost_costs_its_device_and_no_frame(
     compiled: CompiledModel, platform: Platform, profile: Profile, serving: tuple[str, int]
 ) -> None:
     problem = Problem(compiled.graph, platform, profile)
-    names = tuple(operator.name for operator in compiled.graph.operators)
+    names = tuple(compiled.graph.operator_names)
     both = Plan(compiled.graph.name, "test", "throughput", (Stage(("here", "barn"), names),), Prediction())
     expected = _whole(compiled, platform.devices[0])
     with LivePipeline(compiled, problem, both) as pipeline:
@@ -181,7 +181,7 @@ def _frame(compiled: CompiledModel) -> dict[str, np.ndarray]:
 
 def _whole(compiled: CompiledModel, device: Device) -> dict[str, np.ndarray]:
     """Return the outputs of the unsplit model on a device of this host."""
-    with closing(compiled.stage([o.name for o in compiled.graph.operators], device)) as stage:
+    with closing(compiled.stage(compiled.graph.operator_names, device)) as stage:
         outputs = [port.buffer() for port in stage.outputs]
         frame = _frame(compiled)
         stage.run([frame[port.name] for port in stage.inputs], outputs)

@@ -100,7 +100,7 @@ def test_weights_travel_once(net, patient, desk, tmp_path):
         machine = RemoteMachine(board)
         made = compile_source(net, platform=desk, machine=machine, order="memory")  # no other test sent these files
         [only] = made.platform.devices
-        machine.stage_timer(made.compiled, made.platform)([o.name for o in made.compiled.graph.operators], only)
+        machine.stage_timer(made.compiled, made.platform)(made.compiled.graph.operator_names, only)
         first = proxy.up
         path = tmp_path / "first.tar"
         with open_bundle(_saved(machine, made, path)) as bundle:
@@ -117,9 +117,7 @@ def _saved(machine, made, path):
     from tvm_pipeline.core.profile import unmeasured
 
     graph = made.compiled.graph
-    plan = Plan(
-        graph.name, "x", "throughput", (Stage(("only",), tuple(o.name for o in graph.operators)),), Prediction()
-    )
+    plan = Plan(graph.name, "x", "throughput", (Stage(("only",), tuple(graph.operator_names)),), Prediction())
     write_bundle(path, Bundle(graph, made.platform, unmeasured(graph), plan, made.compiled))
     return path
 
@@ -128,7 +126,7 @@ def _saved(machine, made, path):
 def test_stages_turns_and_joules_by_watts_are_the_boards(net, machine, desk):
     made = compile_source(net, platform=desk, machine=machine)
     [only] = made.platform.devices
-    names = [operator.name for operator in made.compiled.graph.operators]
+    names = made.compiled.graph.operator_names
     timed = machine.stage_timer(made.compiled, made.platform)(names[:2], only)
     assert (timed.device, timed.operators) == ("only", tuple(names[:2]))
     assert 0 < timed.seconds < 1

@@ -168,7 +168,7 @@ def test_stages_of_a_partition_are_scheduled_and_equal_bit_for_bit() -> None:
     """Whether a module is cut before FuseTIR, behind it or not at all, and scheduled or not, kernels are the same."""
     fused = ExtractOperatorGraph("net")(kernel_passes.fused(network(), TARGET))
     wanted = called(machine(fused, **OURS), "main", frame())
-    names = [operator.name for operator in operator_graph(fused).operators]
+    names = operator_graph(fused).operator_names
     cut = PartitionPipeline(plan_of([names[:2], names[2:]]))
     for mod in (cut(fused), cut(kernel_passes.kernels(fused, TARGET))):
         fast = FastKernels(TARGET)(mod)

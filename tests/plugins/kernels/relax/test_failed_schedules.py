@@ -29,7 +29,7 @@ def test_a_failed_schedule_is_told_and_right(
     for _ in range(2):
         told.append(log_lines("INFO"))
         model = RelaxModel.compile(mixed_net(), [TARGET], lambda _: None)
-        names = [operator.name for operator in model.graph.operators]
+        names = model.graph.operator_names
         found.append(model_outputs(model, run_stages(model, [(names, device)], frame)))
 
         if len(told) == 1:

@@ -88,7 +88,7 @@ def gpu(request: pytest.FixtureRequest) -> Device:
 
 def outputs(model: Model, device: Device) -> tuple[Array, RelaxModel]:
     compiled = RelaxModel.compile(model, [device.target], bind, host=HOST)
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     [found] = model_outputs(compiled, run_stages(compiled, [(names, device)], random_frame(compiled.graph.inputs)))
     return found, compiled
 

@@ -108,7 +108,7 @@ def test_values_are_those_of_rounded_weights_bit_for_bit(lanes: int, storage: We
     other = network(lambda weights: weights.astype(ROUNDED[storage]).astype("float32"))
     whole = compiled(replace(other, tolerance=0.0), lanes)
     frame, device = random_frame(half.graph.inputs), cores(lanes)
-    names = [operator.name for operator in half.graph.operators]
+    names = half.graph.operator_names
     [found], [expected] = (model_outputs(each, run_stages(each, [(names, device)], frame)) for each in (half, whole))
     np.testing.assert_array_equal(found, expected)
     [library] = half.libraries.values()

@@ -39,7 +39,7 @@ def test_attention(own_cache: object, lanes: int) -> None:
     device = Device("cpu0", "host", (0,), f"llvm -mcpu={MCPU[lanes]}")
     compiled = RelaxModel.compile(model, [device.target], lambda _: None)
     frame = random_frame(model.inputs)
-    names = [operator.name for operator in compiled.graph.operators]
+    names = compiled.graph.operator_names
     (found,) = model_outputs(compiled, run_stages(compiled, [(names, device)], frame))
     (right,) = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, frame)
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)

@@ -173,7 +173,7 @@ def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) 
     tuned = compile_()
     assert tuned.tuned() == [TunedKernels(TARGET, 2, 2)]
     frame = random_frame(plain.graph.inputs)
-    stages = [([operator.name for operator in plain.graph.operators], device)]
+    stages = [(plain.graph.operator_names, device)]
     expected = model_outputs(plain, run_stages(plain, stages, frame))
     (tmp_path / "saved").mkdir()
     tuned.save(tmp_path / "saved")

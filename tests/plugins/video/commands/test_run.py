@@ -83,7 +83,7 @@ def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     with open_bundle(bundle) as opened, open_source("synthetic:64x48@30:6") as source:
         settings = preprocessing_for(opened.graph)
-        whole = opened.compiled.stage([o.name for o in opened.graph.operators], opened.platform.devices[0])
+        whole = opened.compiled.stage(opened.graph.operator_names, opened.platform.devices[0])
         inputs, outputs = [p.buffer() for p in whole.inputs], [p.buffer() for p in whole.outputs]
         for row, frame in zip(rows, source, strict=True):
             preprocess(frame.image, settings, inputs[0])

@@ -27,7 +27,7 @@ def plain_loop(bundle: Path) -> list[dict[str, tuple[int, float]]]:
     with open_bundle(bundle) as opened, open_source(FILM) as film:
         assert isinstance(opened.compiled, CarriedModel)
         model, settings = opened.compiled.inner, preprocessing_for(opened.graph)
-        names = [operator.name for operator in model.graph.operators]
+        names = model.graph.operator_names
         with closing(model.stage(names, opened.platform.devices[0])) as whole:
             arrays = {port.name: port.buffer() for port in (*whole.inputs, *whole.outputs)}
             state, state_next = arrays["state"], arrays[model.graph.outputs[1]]

@@ -73,7 +73,7 @@ def test_candidates_run_side_by_side_on_the_source(cli, bundle):
 @pytest.mark.thorough
 def test_a_plan_of_the_model_alone_gets_the_work_around_it(cli, bundle, tmp_path):
     with open_bundle(bundle) as opened:
-        names = [operator.name for operator in opened.graph.operators]
+        names = opened.graph.operator_names
         device = opened.platform.devices[0].name
         plan = Plan(
             opened.graph.name, "by hand", "throughput", (Stage((device,), tuple(names)),), opened.plan.predicted

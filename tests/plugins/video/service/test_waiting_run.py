@@ -379,7 +379,7 @@ def test_without_a_source_it_is_healthy(bundle, tmp_path):
 def test_the_plan_of_an_application_is_that_of_its_model(bundle):
     with open_bundle(bundle) as opened:
         whole = host_graph(opened.compiled.graph, 64, 48, draws=False, writes=True)
-        names = [operator.name for operator in whole.operators]
+        names = whole.operator_names
         device = opened.platform.devices[0].name
         first, last = opened.plan.stages[0], opened.plan.stages[-1]
         stages = [
