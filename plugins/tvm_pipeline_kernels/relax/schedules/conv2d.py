@@ -20,7 +20,7 @@ from tvm import s_tir, te, tirx
 from tvm_pipeline_kernels.relax.schedules import lowering
 from tvm_pipeline_kernels.relax.schedules.choice import Attributes, chosen
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, in_registers, output, padding, shape_of
 from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import SUMS_TO_HIDE_LATENCY, Tile, register_tile
 
@@ -58,9 +58,9 @@ def compute(
         tuned: see `choice.attributes`.
     """
     top, left, bottom, right = (int(extent) for extent in padding)
-    (row_stride, column_stride), (row_step, column_step) = map(_integers, (strides, dilation))
-    n, _, height, width, *_ = _integers(data.shape)
-    blocks, in_blocks, kernel_rows, kernel_columns, in_block, block = _integers(kernel.shape)
+    (row_stride, column_stride), (row_step, column_step) = (map(int, each) for each in (strides, dilation))
+    n, _, height, width, *_ = map(int, data.shape)
+    blocks, in_blocks, kernel_rows, kernel_columns, in_block, block = map(int, kernel.shape)
     padded = data
     if top or left or bottom or right:
         padded = te.compute(
@@ -110,7 +110,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     _, blocks, height, width, block = shape_of(s, anchor)
     data, kernel = (region.source for region in s.get(anchor).reads)
     is_plain = len(data.shape) == 4
-    block_bytes = 4 * math.prod(_integers(kernel.shape)[1:])
+    block_bytes = 4 * math.prod(map(int, kernel.shape[1:]))
     vectors = -(-block // cores.lanes)
     tile = chosen(s, anchor, Tile) or register_tile(
         blocks, vectors, 1 if is_plain else height, width, cores.registers, block_bytes
@@ -127,9 +127,9 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     *_, chunk, row, column, channel, in_chunk, kernel_row, kernel_column, term = s.get_loops(anchor)
     first = (kernel_column, kernel_row, in_chunk) if is_plain else (in_chunk, kernel_row, kernel_column)
     s.reorder(*first, term, row, column, chunk, channel)
-    unroll(s, row, column, chunk, channel)
-    unroll(s, *s.get_loops(s.decompose_reduction(anchor, first[0]))[-4:])
-    unroll(s, *stored)
+    in_registers(s, row, column, chunk, channel)
+    in_registers(s, *s.get_loops(s.decompose_reduction(anchor, first[0]))[-4:])
+    in_registers(s, *stored)
     s.set_scope(anchor, 0, "local")
     reduction = in_chunk, kernel_row, kernel_column, term
     lowering.mark(s, s.get_loops(anchor)[0], reduction, kernel, tile.chunks, -(-height // tile.rows))
@@ -142,7 +142,7 @@ def _widening_tile(tile: Tile, kernel: tirx.Var, vectors: int, height: int, widt
     no cost. So a tile of one block, which widens one vector for all of its sums, is 1.09 times as fast. With AVX2 the
     two steps of bfloat16 need a register more for each weight: 1.04 to 1.1 times as fast. Other cores keep the tile.
     """
-    blocks, *rest = _integers(kernel.shape)
+    blocks, *rest = map(int, kernel.shape)
     extents = vectors, height, width
     if cores.lanes == 16:
         alone = register_tile(1, *extents, cores.registers, 4 * math.prod(rest))
@@ -165,14 +165,6 @@ def in_tiles(
     return column_outer, (chunk, row, column, channel)
 
 
-def unroll(s: s_tir.Schedule, *loops: s_tir.schedule.LoopRV) -> None:
-    """Make a vector of the last of these loops, and unroll the others."""
-    *tile, channel = loops
-    s.vectorize(channel)
-    for loop in tile:
-        s.unroll(loop)
-
-
 def pad_in_parallel(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> None:
     """Give the padding before an anchor, if there is one, parallel loops that come before all others."""
     pad = padding(s, anchor)
@@ -182,7 +174,3 @@ def pad_in_parallel(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> None:
     if len(shape_of(s, pad)) == 5:
         s.vectorize(innermost)
     s.parallel(s.fuse(n, chunk, row))
-
-
-def _integers(shape: Sequence[int]) -> list[int]:
-    return [int(extent) for extent in shape]

@@ -24,9 +24,9 @@ import numpy as np
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T  # noqa: N812 - its name in every script of TVM
 
-from tvm_pipeline_kernels.relax.schedules.conv2d import in_tiles, pad_in_parallel, unroll
+from tvm_pipeline_kernels.relax.schedules.conv2d import in_tiles, pad_in_parallel
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, in_registers, output, shape_of
 from tvm_pipeline_kernels.tiles import Tile, tiles
 
 NAME = "conv2d_int8"
@@ -141,8 +141,8 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     s.reorder(in_chunk, kernel_row, kernel_column, four, row, column, chunk, vector, lane, term)
     for loop in (four, row, column, chunk, vector):
         s.unroll(loop)
-    unroll(s, *s.get_loops(s.decompose_reduction(anchor, in_chunk))[-5:])
-    unroll(s, *stored)
+    in_registers(s, *s.get_loops(s.decompose_reduction(anchor, in_chunk))[-5:])
+    in_registers(s, *stored)
     s.set_scope(anchor, 0, "local")
     s.tensorize(lane, _products(lanes, cores.bytes_at_once, SHIFT if cores.signed else 0))
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 from tvm import s_tir, te, tirx, topi
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_pipeline_kernels.relax.schedules import conv2d
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, in_registers, output, padding, shape_of
 from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import Phases, register_tile
 
@@ -151,7 +151,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     _, phase = s.split(column, [None, column_phases])
     s.reorder(n, chunk_outer, row, row_phase, chunk)
     s.parallel(s.fuse(n, chunk_outer, row))
-    _in_registers(s, phase, channel)
+    in_registers(s, phase, channel)
 
     s.compute_at(by_phases, row_phase, preserve_unit_loops=True)
     chunk, _, _, column, phase, channel = s.get_loops(by_phases)[-6:]
@@ -159,17 +159,10 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     s.reorder(column_outer, phase, chunk, column, channel)
     if width % tile.columns:
         s.annotate(column_outer, "pragma_loop_partition_hint", True)
-    _in_registers(s, chunk, column, channel)
+    in_registers(s, chunk, column, channel)
 
     s.compute_at(sums, phase, preserve_unit_loops=True)
     *_, chunk, _, _, column, _, channel, in_chunk, tap_row, tap_column, term = s.get_loops(sums)
     s.reorder(in_chunk, tap_row, tap_column, term, column, chunk, channel)
-    _in_registers(s, column, chunk, channel)
-    _in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-3:])
-
-
-def _in_registers(s: s_tir.Schedule, *loops: LoopRV) -> None:
-    *tile, channel = loops
-    s.vectorize(channel)
-    for loop in tile:
-        s.unroll(loop)
+    in_registers(s, column, chunk, channel)
+    in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-3:])

@@ -20,7 +20,7 @@ from tvm import s_tir, te, tirx
 
 from tvm_pipeline_kernels.relax.schedules.choice import Attributes
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, in_registers, output, shape_of
 from tvm_pipeline_kernels.winograd import KERNEL, Winograd, input_transform, output_transform
 from tvm_pipeline_tvm.relax.kernel_walkers import MACS
 
@@ -136,7 +136,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     s.parallel(outer if outer is not None else s.fuse(n, band, block, row))
     for step in (squares, half_output):
         s.compute_at(step, column, preserve_unit_loops=True)
-        _unroll(s, *s.get_loops(step)[-3:])
+        in_registers(s, *s.get_loops(step)[-3:])
         s.set_scope(step, 0, "local")
     s.vectorize(channel)
     s.unroll(inner_row)
@@ -149,24 +149,24 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     block_outer, block = s.split(block, [None, form.chunks])
     tile_outer, tile = s.split(tile, [None, form.columns])
     s.reorder(n, band, y, x, block_outer, tile_outer, block, tile, channel)
-    _unroll(s, block, tile, channel)
+    in_registers(s, block, tile, channel)
     if outer is None:
         s.parallel(s.fuse(n, band, y, x, block_outer))
     s.compute_at(products, tile_outer, preserve_unit_loops=True)
     *_, block, tile, channel, chunk, term = s.get_loops(products)
     s.reorder(chunk, term, tile, block, channel)
-    _unroll(s, tile, block, channel)
-    _unroll(s, *s.get_loops(s.decompose_reduction(products, chunk))[-3:])
+    in_registers(s, tile, block, channel)
+    in_registers(s, *s.get_loops(s.decompose_reduction(products, chunk))[-3:])
 
     if outer is not None:
         s.compute_at(tiles, outer, preserve_unit_loops=True)
     n, band, y, x, block, tile, channel = s.get_loops(tiles)[-7:]
     s.reorder(n, band, block, tile, y, x, channel)
-    _unroll(s, y, x, channel)
+    in_registers(s, y, x, channel)
     if outer is None:
         s.parallel(s.fuse(n, band, block))
     s.compute_at(half_input, tile, preserve_unit_loops=True)
-    _unroll(s, *s.get_loops(half_input)[-3:])
+    in_registers(s, *s.get_loops(half_input)[-3:])
     s.set_scope(half_input, 0, "local")
 
     n, block, row, *_, channel = s.get_loops(pad)
@@ -181,10 +181,3 @@ def _steps(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> list[s_tir.sch
         [producer] = s.get_producers(found[0])
         found.insert(0, producer)
     return found[:-1]
-
-
-def _unroll(s: s_tir.Schedule, *loops: s_tir.schedule.LoopRV) -> None:
-    *tile, channel = loops
-    s.vectorize(channel)
-    for loop in tile:
-        s.unroll(loop)

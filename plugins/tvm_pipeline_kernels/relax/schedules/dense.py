@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tvm import s_tir, te, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_pipeline_kernels.relax.schedules import plain
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, blocks_of, in_registers, shape_of
 from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import Tile, register_tile
 
@@ -57,8 +57,8 @@ def packed(weights: NDArray[Any], lanes: int) -> NDArray[Any]:
 
 def compute_dense(data: te.Tensor, weights: te.Tensor, columns: int) -> te.Tensor:
     """Return data (rows, terms) times weights that `packed` returned, as (rows, columns)."""
-    rows, terms = _integers(data.shape)
-    blocks, _, block = _integers(weights.shape)
+    rows, terms = map(int, data.shape)
+    blocks, _, block = map(int, weights.shape)
     return _product(
         (rows, columns),
         terms,
@@ -74,7 +74,7 @@ def compute_batch(left: te.Tensor, right: te.Tensor, lanes: int) -> te.Tensor:
 
     Where vectors do not divide the columns, the matrix on the right is packed first.
     """
-    batches, rows, terms = _integers(left.shape)
+    batches, rows, terms = map(int, left.shape)
     columns = int(right.shape[2])
     block = min(lanes, columns)
     blocks = -(-columns // block)
@@ -146,9 +146,9 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     s.compute_at(anchor, place, preserve_unit_loops=True)
     *_, row_of_sums, block_of_sums, lane_of_sums, term = s.get_loops(anchor)
     s.reorder(term, row_of_sums, block_of_sums, lane_of_sums)
-    _in_registers(s, row_of_sums, block_of_sums, lane_of_sums)
-    _in_registers(s, *s.get_loops(s.decompose_reduction(anchor, term))[-3:])
-    _in_registers(s, inner_row, inner, lane)
+    in_registers(s, row_of_sums, block_of_sums, lane_of_sums)
+    in_registers(s, *s.get_loops(s.decompose_reduction(anchor, term))[-3:])
+    in_registers(s, inner_row, inner, lane)
     s.set_scope(anchor, 0, "local")
 
 
@@ -162,13 +162,3 @@ def _inlined(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> SBlockRV:
     for block in blocks[: len(blocks) - len(behind) - 1]:
         plain.schedule_block(s, block, cores)
     return behind[-1]
-
-
-def _in_registers(s: s_tir.Schedule, row: LoopRV, block: LoopRV, lane: LoopRV) -> None:
-    s.unroll(row)
-    s.unroll(block)
-    s.vectorize(lane)
-
-
-def _integers(shape: Sequence[Any]) -> list[int]:
-    return [int(extent) for extent in shape]

@@ -24,11 +24,10 @@ import numpy as np
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T  # noqa: N812 - its name in every script of TVM
 
-from tvm_pipeline_kernels.relax.schedules.conv2d import unroll
 from tvm_pipeline_kernels.relax.schedules.conv2d_int8 import FOUR, add_fours, add_pairs
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
 from tvm_pipeline_kernels.relax.schedules.depthwise import MOST_UNROLLED, in_bands
-from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, in_registers, output, padding, shape_of
 from tvm_pipeline_kernels.tiles import Band
 
 NAME = "depthwise_int8"
@@ -139,7 +138,7 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     if at_once == 1:
         s.reorder(kernel_column, lane)
         s.vectorize(lane)
-    unroll(s, *s.get_loops(s.decompose_reduction(anchor, kernel_row))[-3:])
+    in_registers(s, *s.get_loops(s.decompose_reduction(anchor, kernel_row))[-3:])
     s.set_scope(anchor, 0, "local")
     if rows * groups * columns * vectors <= MOST_UNROLLED:
         s.unroll(kernel_row)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import s_tir
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_pipeline_kernels.relax.schedules import plain
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
@@ -69,6 +69,14 @@ def _parted(s: s_tir.Schedule, anchor: SBlockRV) -> tuple[list[SBlockRV], list[S
     if names.intersection(producers):
         count = 0
     return behind[:count], behind[count:]
+
+
+def in_registers(s: s_tir.Schedule, *loops: LoopRV) -> None:
+    """Make a vector of the last of these loops, and unroll the others."""
+    *tile, channel = loops
+    s.vectorize(channel)
+    for loop in tile:
+        s.unroll(loop)
 
 
 def blocks_of(s: s_tir.Schedule) -> list[SBlockRV]:

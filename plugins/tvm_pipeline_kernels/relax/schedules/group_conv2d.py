@@ -32,12 +32,12 @@ from typing import Any, Literal
 
 import numpy as np
 from tvm import s_tir, te, tirx, topi
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T  # noqa: N812 - its name in every script of TVM
 
 from tvm_pipeline_kernels.relax.schedules import group_pixels
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import PAD, RULE, in_registers, output, padding, shape_of
 from tvm_pipeline_kernels.relax.schedules.stored_weights import widened
 from tvm_pipeline_kernels.tiles import BAND_COLUMNS, band_rule, channel_block, register_tile
 
@@ -173,11 +173,11 @@ def _schedule_blocks(
         s.annotate(column_outer, "pragma_loop_partition_hint", True)
     s.parallel(s.fuse(n, chunk_outer, row_outer))
     s.compute_at(sums, column_outer, preserve_unit_loops=True)
-    _in_registers(s, chunk, row, column, channel)
+    in_registers(s, chunk, row, column, channel)
     *_, chunk, row, column, channel, in_chunk, kernel_row, kernel_column, term = s.get_loops(sums)
     s.reorder(in_chunk, kernel_row, kernel_column, term, row, column, chunk, channel)
-    _in_registers(s, row, column, chunk, channel)
-    _in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-4:])
+    in_registers(s, row, column, chunk, channel)
+    in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-4:])
     s.set_scope(sums, 0, "local")
 
 
@@ -193,7 +193,7 @@ def _schedule_shuffled(s: s_tir.Schedule, pad: SBlockRV | None, sums: SBlockRV, 
     bands = s.fuse(n, chunk, band)
     s.parallel(bands)
     s.compute_at(sums, column_outer, preserve_unit_loops=True)
-    _in_registers(s, column, channel)
+    in_registers(s, column, channel)
     if pad is not None:
         s.compute_at(pad, bands, preserve_unit_loops=True)
         s.vectorize(s.get_loops(pad)[-1])
@@ -201,7 +201,7 @@ def _schedule_shuffled(s: s_tir.Schedule, pad: SBlockRV | None, sums: SBlockRV, 
     s.reorder(in_chunk, kernel_row, kernel_column, row, column, term, channel)
     s.unroll(kernel_column)
     s.unroll(column)
-    _in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-2:])
+    in_registers(s, *s.get_loops(s.decompose_reduction(sums, in_chunk))[-2:])
     s.set_scope(sums, 0, "local")
     s.tensorize(term, _shuffled(block, terms, dtype))
 
@@ -210,13 +210,6 @@ def _columns(width: int) -> int:
     """Return the columns of a tile of shuffles: those of the least that is computed, and of the most at once."""
     choices = range(min(width, LEAST_COLUMNS), BAND_COLUMNS + 1)
     return min(choices, key=lambda columns: (-(-width // columns) * columns, -columns))
-
-
-def _in_registers(s: s_tir.Schedule, *loops: LoopRV) -> None:
-    *tile, channel = loops
-    s.vectorize(channel)
-    for loop in tile:
-        s.unroll(loop)
 
 
 @functools.cache

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 from tvm import s_tir, te, tirx
 from tvm.ir import Call
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_pipeline_kernels.relax.schedules.cores import Cores
-from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline_kernels.relax.schedules.epilogue import RULE, in_registers, output, padding, shape_of
 
 NAME = "pooling"
 BLOCKS = 4  # that global pooling sums up at a time
@@ -187,12 +187,12 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     tile, vector = loops[first + (1 if is_global else 3)], loops[first + 4]
     s.reorder(*terms, tile, vector)
     kernel = [int(s.get(loop).extent) for loop in terms]
-    _in_registers(s, tile, vector)
+    in_registers(s, tile, vector)
     if kernel[0] * kernel[1] <= MOST_UNROLLED:
         for loop in terms:
             s.unroll(loop)
-    _in_registers(s, *s.get_loops(s.decompose_reduction(anchor, terms[0]))[-2:])
-    _in_registers(s, inner, channel)
+    in_registers(s, *s.get_loops(s.decompose_reduction(anchor, terms[0]))[-2:])
+    in_registers(s, inner, channel)
     s.set_scope(anchor, 0, "local")
     if not is_global:  # tiles at both ends of a row have code of their own, and those between ask nothing
         s.annotate(place, "pragma_loop_partition_hint", True)
@@ -226,8 +226,3 @@ def _skip_padding(s: s_tir.Schedule, anchor: SBlockRV) -> None:
         block.annotations,
     )
     s.state.replace(s.get_sref(anchor), skipping, {block: skipping})
-
-
-def _in_registers(s: s_tir.Schedule, tile: LoopRV, vector: LoopRV) -> None:
-    s.unroll(tile)
-    s.vectorize(vector)
