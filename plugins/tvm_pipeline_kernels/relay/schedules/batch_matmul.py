@@ -21,7 +21,7 @@ from tvm import te
 from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline_kernels.relay.schedules.anchor import anchors
+from tvm_pipeline_kernels.relay.schedules.anchor import scheduled
 from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.tiles import matrix_tile
 
@@ -80,20 +80,15 @@ def _shared(batch: Any, batches: int) -> Any:
 
 def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     """Schedule what `compute` returned and what is fused to it; None where it is not among `outs`."""
-    s, found = anchors(outs, TAG.__eq__)
-    if not found:
-        return None
-    matmul, output = found[0], outs[0]
+    return scheduled(outs, TAG, _schedule)
+
+
+def _schedule(s: te.Schedule, matmul: te.Tensor, output: te.Tensor) -> None:
     if get_const_tuple(output.shape) != get_const_tuple(matmul.shape):  # what follows changes the layout
         schedule_injective_from_existing(s, output)
         output = matmul
     elif matmul.op != output.op:
         s[matmul].compute_inline()
-    _schedule(s, matmul, output)
-    return s
-
-
-def _schedule(s: te.Schedule, matmul: te.Tensor, output: te.Tensor) -> None:
     (tiles,) = matmul.op.input_tensors
     packed = next(tensor for tensor in tiles.op.input_tensors if tensor.op.name == "packed_columns")
     sums = s.cache_write(tiles, "global")

@@ -28,7 +28,7 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline_kernels.relay.schedules.anchor import anchors
+from tvm_pipeline_kernels.relay.schedules.anchor import scheduled
 from tvm_pipeline_kernels.relay.schedules.choice_context import current_cores
 from tvm_pipeline_kernels.tiles import Phases, channel_block, register_tile
 
@@ -115,11 +115,7 @@ def compute(
 
 def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     """Schedule what `compute` returned and what is fused to it; None where it is not among `outs`."""
-    s, found = anchors(outs, TAG.__eq__)
-    if not found:
-        return None
-    _schedule(s, found[0], outs[0])
-    return s
+    return scheduled(outs, TAG, _schedule)
 
 
 def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None:

@@ -24,7 +24,7 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline_kernels.relay.schedules.anchor import anchors
+from tvm_pipeline_kernels.relay.schedules.anchor import scheduled
 from tvm_pipeline_kernels.relay.schedules.depthwise import in_bands
 from tvm_pipeline_kernels.tiles import band_rule
 from tvm_pipeline_tvm.relay.int8 import add_fours, add_pairs, has_vnni
@@ -98,12 +98,7 @@ def compute(
 
 def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     """Schedule what `compute` returned and what is fused to it; None where it is not among `outs`."""
-    outs = [outs] if isinstance(outs, te.Tensor) else outs
-    s, found = anchors(outs, TAG.__eq__)
-    if not found:
-        return None
-    _schedule(s, found[0], outs[0])
-    return s
+    return scheduled([outs] if isinstance(outs, te.Tensor) else outs, TAG, _schedule)
 
 
 def _schedule(s: te.Schedule, depthwise: te.Tensor, output: te.Tensor) -> None:
