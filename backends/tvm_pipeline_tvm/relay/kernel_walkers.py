@@ -228,17 +228,24 @@ def kernels_of_module(
 
 def rebuilt(expr: relay.Expr, new: Mapping[relay.Expr, relay.Expr]) -> relay.Expr:
     """Return an expression with its arguments as `new` has them; the expression itself where none is another."""
-    if isinstance(expr, relay.Tuple):
-        fields = [new[field] for field in expr.fields]
-        return expr if all(map(relay.Expr.same_as, fields, expr.fields)) else relay.Tuple(fields, expr.span)
-    if isinstance(expr, relay.TupleGetItem):
-        value = new[expr.tuple_value]
-        return expr if value.same_as(expr.tuple_value) else relay.TupleGetItem(value, expr.index, expr.span)
-    if not isinstance(expr, relay.Call):
+    read = read_by(expr)
+    arguments = [new[argument] for argument in read]
+    if all(map(relay.Expr.same_as, arguments, read)):
         return expr
-    arguments = [new[argument] for argument in expr.args]
-    unchanged = all(map(relay.Expr.same_as, arguments, expr.args))
-    return expr if unchanged else relay.Call(expr.op, arguments, expr.attrs, expr.type_args, expr.span)
+    if isinstance(expr, relay.Tuple):
+        return relay.Tuple(arguments, expr.span)
+    if isinstance(expr, relay.TupleGetItem):
+        return relay.TupleGetItem(arguments[0], expr.index, expr.span)
+    return relay.Call(expr.op, arguments, expr.attrs, expr.type_args, expr.span)
+
+
+def read_by(expr: relay.Expr) -> list[relay.Expr]:
+    """Return the expressions that an expression reads."""
+    if isinstance(expr, relay.Call):
+        return list(expr.args)
+    if isinstance(expr, relay.Tuple):
+        return list(expr.fields)
+    return [expr.tuple_value] if isinstance(expr, relay.TupleGetItem) else []
 
 
 def outer_expressions(body: relay.Expr) -> list[relay.Expr]:
@@ -255,13 +262,7 @@ def outer_expressions(body: relay.Expr) -> list[relay.Expr]:
             order.append(expr)
             continue
         stack.append((expr, True))
-        if isinstance(expr, relay.Call):
-            children = list(expr.args)
-        elif isinstance(expr, relay.Tuple):
-            children = list(expr.fields)
-        else:
-            children = [expr.tuple_value] if isinstance(expr, relay.TupleGetItem) else []
-        stack.extend((child, False) for child in reversed(children))
+        stack.extend((child, False) for child in reversed(read_by(expr)))
     return order
 
 

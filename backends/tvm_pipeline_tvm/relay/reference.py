@@ -29,7 +29,7 @@ from tvm_pipeline_tvm.float64 import (
 )
 from tvm_pipeline_tvm.numpy_rules import Array, ints
 from tvm_pipeline_tvm.relay.fold_table import TABLE, ResultType, parts
-from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions
+from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions, read_by
 from tvm_pipeline_tvm.relay.library import Library
 from tvm_pipeline_tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline_tvm.tvm_errors import reason
@@ -64,25 +64,17 @@ def in_float64(mod: tvm.IRModule, params: Mapping[str, Any], frame: Mapping[str,
         name = parameter.name_hint
         values[parameter] = widened(frame[name] if name in frame else params[name].numpy())
     order = outer_expressions(main.body)
-    uses = Counter(child for expr in order for child in _read_by(expr))
+    uses = Counter(child for expr in order for child in read_by(expr))
     compiled: dict[Any, Any] = {}
     for expr in order:
         if expr not in values:
             values[expr] = _value(expr, values, compiled)
-        for child in _read_by(expr):
+        for child in read_by(expr):
             uses[child] -= 1
             if not uses[child] and child is not main.body:
                 values.pop(child, None)
     result = values[main.body]
     return result if isinstance(result, list) else [result]
-
-
-def _read_by(expr: relay.Expr) -> list[relay.Expr]:
-    if isinstance(expr, relay.Call):
-        return list(expr.args)
-    if isinstance(expr, relay.Tuple):
-        return list(expr.fields)
-    return [expr.tuple_value] if isinstance(expr, relay.TupleGetItem) else []
 
 
 def _value(expr: relay.Expr, values: Mapping[relay.Expr, Any], compiled: dict[Any, Any]) -> Any:

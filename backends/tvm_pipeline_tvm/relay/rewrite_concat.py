@@ -19,7 +19,7 @@ from tvm_pipeline_tvm import concatenations
 from tvm_pipeline_tvm.concatenations import axis_of, cut, is_depthwise, partial_kernel, splits_convolution, widest_first
 from tvm_pipeline_tvm.relay.extraction import analyse
 from tvm_pipeline_tvm.relay.fold import FoldConstantFast
-from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions
+from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions, read_by, rebuilt
 
 # Operators whose output channels depend on one channel of the first input each, and on constants.
 BY_ELEMENT = {
@@ -133,7 +133,7 @@ class _Reading:
         self.readers: dict[relay.Expr, list[relay.Expr]] = {}
         self.whole = {main.body}  # the results
         for expr in self.expressions:
-            for argument in _arguments(expr):
+            for argument in read_by(expr):
                 self.readers.setdefault(argument, []).append(expr)
             if isinstance(expr, relay.Tuple) and expr.same_as(main.body):
                 self.whole.update(expr.fields)
@@ -152,15 +152,6 @@ class _Reading:
         return isinstance(reader, relay.Call) and reader.args[0].same_as(expr) and _splits(reader, axis)
 
 
-def _arguments(expr: relay.Expr) -> Sequence[relay.Expr]:
-    """Return the expressions that an expression reads."""
-    if isinstance(expr, relay.Call):
-        return list(expr.args)
-    if isinstance(expr, relay.Tuple):
-        return list(expr.fields)
-    return [expr.tuple_value] if isinstance(expr, relay.TupleGetItem) else []
-
-
 def _name(expr: relay.Expr) -> str:
     return str(expr.op.name) if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) else ""
 
@@ -177,7 +168,7 @@ def _is_concatenation(expr: relay.Expr) -> bool:
     """Return whether it concatenates several tensors; QNN's must have constant scales and zero points."""
     if _name(expr) not in ("concatenate", "qnn.concatenate") or not isinstance(expr.args[0], relay.Tuple):
         return False
-    quantization = [field for argument in expr.args[1:] for field in _arguments(argument) or [argument]]
+    quantization = [field for argument in expr.args[1:] for field in read_by(argument) or [argument]]
     static = all(isinstance(extent, tvm.tir.IntImm) for extent in expr.checked_type.shape)
     return static and len(expr.args[0].fields) > 1 and all(map(_is_scalar, quantization))
 
@@ -257,19 +248,7 @@ class _Writing:
                 self.made[expr] = self.whole(expr)
                 del self.parts[expr]
         else:
-            self.made[expr] = self.again(expr)
-
-    def again(self, expr: relay.Expr) -> relay.Expr:
-        """Return the expression with its new arguments; the same object where none is new."""
-        old = _arguments(expr)
-        new = [self.whole(argument) for argument in old]
-        if all(one.same_as(other) for one, other in zip(old, new, strict=True)):
-            return expr
-        if isinstance(expr, relay.Tuple):
-            return relay.Tuple(new, expr.span)
-        if isinstance(expr, relay.TupleGetItem):
-            return relay.TupleGetItem(new[0], expr.index, expr.span)
-        return relay.Call(expr.op, new, expr.attrs, expr.type_args, expr.span)
+            self.made[expr] = rebuilt(expr, {argument: self.whole(argument) for argument in read_by(expr)})
 
     def joined(self, concatenation: relay.Call) -> _Parts:
         """Return the tensors that it concatenates, with the scale and the zero point of its result."""
