@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.processes import status_of_copy
-from tvm_pipeline.system_files import file_number
+from tvm_pipeline.system_files import file_number, file_text
 
 _log = logging.getLogger(__name__)
 
@@ -309,11 +309,4 @@ def _listed() -> list[tuple[str, str]]:
 def _usb_numbers(usb: Path) -> list[tuple[str, str]]:
     """Return vendor and product of what is plugged in."""
     devices = usb.iterdir() if usb.is_dir() else ()
-    return [(_line(device / "idVendor"), _line(device / "idProduct")) for device in devices]
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return [(file_text(device / "idVendor"), file_text(device / "idProduct")) for device in devices]

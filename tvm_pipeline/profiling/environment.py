@@ -15,6 +15,9 @@ import numpy as np
 
 from tvm_pipeline.backends.cores import processor
 from tvm_pipeline.power import power_modes
+from tvm_pipeline.system_files import file_text
+
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def environment(versions: Mapping[str, str]) -> dict[str, str]:
@@ -25,17 +28,10 @@ def environment(versions: Mapping[str, str]) -> dict[str, str]:
         "processor": processor(),
         **power_modes().environment(),
         "cores": str(os.cpu_count()),
-        "governor": _governor(),
+        "governor": file_text(GOVERNOR) or "unknown",
         "load": f"{load:.2f}",
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         **versions,
     }
-
-
-def _governor() -> str:
-    try:
-        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
-    except OSError:
-        return "unknown"

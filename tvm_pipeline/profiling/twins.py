@@ -11,6 +11,7 @@ from pathlib import Path
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.profiling import disturbance
 from tvm_pipeline.profiling.timings import TrustedTimings, median_interval
+from tvm_pipeline.system_files import file_text
 
 SYSTEM = Path("/sys/devices/system/cpu")
 DIFFERENCE = 0.02  # equal devices that differ by less are alike
@@ -44,7 +45,7 @@ def core_kinds() -> dict[int, tuple[str, ...]]:
             continue
         core = int(fields["processor"])
         speeds = (SYSTEM / f"cpu{core}" / file for file in ("cpufreq/cpuinfo_max_freq", "cpu_capacity"))
-        found[core] = (*(fields.get(key, "") for key in _KIND), *(_figure(path) for path in speeds))
+        found[core] = (*(fields.get(key, "") for key in _KIND), *map(file_text, speeds))
     return found
 
 
@@ -63,10 +64,3 @@ def slower(group: Mapping[Device, TrustedTimings]) -> dict[Device, float]:
         for device, timings in known.items()
         if median_interval(timings.seconds)[0] > high and timings.median > fastest.median * (1 + DIFFERENCE)
     }
-
-
-def _figure(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
