@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from tvm_pipeline_tvm.numpy_rules import ints
-from tvm_pipeline_tvm.padded_channels import padded_channels
+from tvm_pipeline_tvm.padded_channels import padded_channels, with_zeros
 from tvm_pipeline_tvm.relax.dataflow import constant_of
 from tvm_pipeline_tvm.relax.numpy_table import constant, static_shape
 from tvm_pipeline_tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
@@ -56,7 +56,7 @@ class _Padding:
         channels, padded = len(weights), padded_channels(len(weights))
         if padded == channels:
             return None
-        return self._sliced(rewriter, call.op, [call.args[0], constant(_with_zeros(weights, padded))], call, channels)
+        return self._sliced(rewriter, call.op, [call.args[0], constant(with_zeros(weights, padded))], call, channels)
 
     def _unary(self, rewriter: Rewriter, call: Any) -> Any:
         name, wide = call.op.name, self._padded(rewriter, call.args[0])
@@ -78,7 +78,7 @@ class _Padding:
             if value is None or value.shape not in ((1, channels, 1, 1), (1, 1, 1, 1), ()):
                 return None
             padded = int(left.ty.shape[1])
-            right = call.args[1] if value.size == 1 else constant(_with_zeros(value[0], padded)[None])
+            right = call.args[1] if value.size == 1 else constant(with_zeros(value[0], padded)[None])
         elif static_shape(left.ty) != static_shape(right.ty) or self._wide[right] != channels:
             return None
         return self._sliced(rewriter, call.op, [left, right], call, channels)
@@ -92,8 +92,3 @@ class _Padding:
         wide = rewriter.emit(relax.Call(op, arguments, call.attrs))
         self._wide[wide] = channels
         return relax.op.strided_slice(wide, [1], [0], [channels])
-
-
-def _with_zeros(array: Any, length: int) -> Any:
-    """Return an array whose first axis is that long."""
-    return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)])

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from tvm import relay
 
-from tvm_pipeline_tvm.padded_channels import padded_channels
+from tvm_pipeline_tvm.padded_channels import padded_channels, with_zeros
 from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions, rebuilt
 
 _POOLS = frozenset(("nn.global_avg_pool2d", "nn.global_max_pool2d", "nn.avg_pool2d", "nn.max_pool2d"))
@@ -80,7 +80,7 @@ class _Padding:
         if padded == channels:
             return None
         options = {name: attrs[name] for name in attrs.keys()} | {"channels": padded}  # noqa: SIM118 - no mapping
-        wide = relay.nn.conv2d(arguments[0], relay.const(_with_zeros(weights, padded)), **options)
+        wide = relay.nn.conv2d(arguments[0], relay.const(with_zeros(weights, padded)), **options)
         return self._sliced(wide, channels)
 
     def _dense(self, call: relay.Call, arguments: Sequence[relay.Expr]) -> relay.Expr | None:
@@ -91,7 +91,7 @@ class _Padding:
         outputs, padded = len(weights), padded_channels(len(weights))
         if padded == outputs:
             return None
-        wide = relay.nn.dense(arguments[0], relay.const(_with_zeros(weights, padded)), padded, call.attrs.out_dtype)
+        wide = relay.nn.dense(arguments[0], relay.const(with_zeros(weights, padded)), padded, call.attrs.out_dtype)
         return self._sliced(wide, outputs)
 
     def _sliced(self, padded: relay.Expr, channels: int) -> relay.Expr:
@@ -109,7 +109,7 @@ class _Padding:
         shape = (channels,) if name == "nn.bias_add" else (channels, 1, 1)
         if value.shape not in (shape, (1, *shape)):
             return None
-        wide = _with_zeros(value.reshape(channels), padded_channels(channels))
+        wide = with_zeros(value.reshape(channels), padded_channels(channels))
         return relay.const(wide.reshape([extent if extent == 1 else len(wide) for extent in value.shape]))
 
     def _constant(self, expr: relay.Expr) -> Any:
@@ -118,8 +118,3 @@ class _Padding:
         if isinstance(expr, relay.Var) and expr.name_hint in self._params:
             return self._params[expr.name_hint].numpy()
         return None
-
-
-def _with_zeros(array: Any, length: int) -> Any:
-    """Return an array whose first axis is that long."""
-    return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)])
