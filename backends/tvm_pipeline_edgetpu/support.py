@@ -211,7 +211,7 @@ def _batch(axes: set[int], rank: int) -> str | None:
 
 
 def _reduction(operator: _Operator) -> str | None:
-    """Refuse the batch axis; the page says so of ReduceMax, ReduceMin and Mean, and Sum is treated in the same way."""
+    """Refuse the batch axis; the page says so of ReduceMax, ReduceMin, Mean and Split, and Sum is treated alike."""
     rank = len(operator.data[0].shape)
     return _batch(_axes(operator.parameters[0], rank), rank)
 
@@ -239,12 +239,6 @@ def _pad(operator: _Operator) -> str | None:
 def _prelu(operator: _Operator) -> str | None:
     """Require a one-dimensional alpha."""
     return _one_dimensional(operator.parameters[0])
-
-
-def _split(operator: _Operator) -> str | None:
-    """Refuse the batch axis."""
-    rank = len(operator.data[0].shape)
-    return _batch(_axes(operator.parameters[0], rank), rank)
 
 
 def _squeeze(operator: _Operator) -> str | None:
@@ -306,7 +300,7 @@ _CHECKS: dict[str, Callable[[_Operator], str | None] | None] = {
     "slice": None,
     "softmax": _softmax,
     "space_to_depth": None,
-    "split": _split,
+    "split": _reduction,
     "squared_difference": None,
     "squeeze": _squeeze,
     "strided_slice": _strided_slice,
