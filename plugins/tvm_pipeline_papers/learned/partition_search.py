@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tvm_pipeline.errors import InfeasibleError, OptionError, ProfileError
+from tvm_pipeline.errors import InfeasibleError, ProfileError
 from tvm_pipeline.planning import Partition, measured_or_refused
 
 Segment = tuple[int, int]
 # Seconds of many segments (start, end), that is of operators start..end-1, at once.
 Predict = Callable[[Sequence[Segment]], Sequence[float]]
 
-# The paper does not state these. With a factor of 4, Pred-ProfPar's bottlenecks are 1 to 3 % longer in the mean, for as
-# many measurements; 32 is no better (networks kept for such choices, `benchmarks/predpar.py`).
+# The paper does not state these. A factor of 2 would raise LB to T, as libcoral does. With 4, Pred-ProfPar's
+# bottlenecks are 1 to 3 % longer in the mean, for as many measurements; 32 is no better (networks kept for such
+# choices, `benchmarks/predpar.py`).
 RELAXING_FACTOR = 16.0
 THRESHOLD = 0.01
 # Longer and longer segments are asked for in blocks of this size, until a whole block takes this many times the target.
@@ -34,17 +35,14 @@ def predpar_partition(
     predict: Predict,
     operators: int,
     initial: Sequence[int],
-    *,
-    relaxing_factor: float = RELAXING_FACTOR,
-    threshold: float = THRESHOLD,
 ) -> Partition:
     """Return PredPar's partition of a chain: the search by predictions alone.
 
     1. UB and LB are the slowest and the fastest segment of the first partition.
-    2. While UB - LB > threshold * UB, the target T is halfway between them.
+    2. While UB - LB > THRESHOLD * UB, the target T is halfway between them.
     3. Each segment in turn takes the most operators that take at most T. The search steps back where a later segment
        has none. The last segment takes the rest, however long that takes.
-    4. A partition with a bottleneck b < UB is kept, and UB = b. Unless b < T, LB += (UB - LB) / relaxing_factor.
+    4. A partition with a bottleneck b < UB is kept, and UB = b. Unless b < T, LB += (UB - LB) / RELAXING_FACTOR.
 
     The paper says of step 4 that a target which is too low raises LB. libcoral lowers UB to T, and not to b, where the
     last segment takes less than T.
@@ -55,7 +53,6 @@ def predpar_partition(
         operators: the number of operators of the chain.
         initial: the cuts of the first partition, one less than there are segments. (Paper: the compiler's. Chosen:
             equal parameters.)
-        relaxing_factor: 2 raises LB to T, as libcoral does.
 
     Returns:
         The last partition that was kept, with predicted seconds. `evaluations` counts the predicted segments. `found`
@@ -63,7 +60,6 @@ def predpar_partition(
 
     Raises:
         InfeasibleError: there are fewer operators than segments.
-        OptionError: the factor or the threshold is impossible.
         ProfileError: a prediction is negative or NaN.
 
     Example:
@@ -78,7 +74,7 @@ def predpar_partition(
         slowest_s = max(search.asked(found))
         return slowest_s if slowest_s < best_s else math.inf
 
-    kept = _bisected(search, first, better_s, relaxing_factor, threshold)
+    kept = _bisected(search, first, better_s)
     segments = kept or first
     return Partition(_cuts(segments), tuple(search.asked(segments)), len(search.known), found=kept is not None)
 
@@ -88,9 +84,6 @@ def pred_profpar_partition(
     measure: Callable[[int, int], float],
     operators: int,
     initial: Sequence[int],
-    *,
-    relaxing_factor: float = RELAXING_FACTOR,
-    threshold: float = THRESHOLD,
 ) -> Partition:
     """Return Pred-ProfPar's partition of a chain: the search of `predpar_partition`, whose partitions are measured.
 
@@ -100,7 +93,7 @@ def pred_profpar_partition(
     measured seconds in place of the predicted ones; the first partition is measured only where the search keeps none.
 
     Args:
-        predict, operators, initial, relaxing_factor, threshold: as of `predpar_partition`.
+        predict, operators, initial: as of `predpar_partition`.
         measure: (start, end) -> seconds of operators start..end-1 on the device. It returns infinity, or raises
             ModelError or PlanError, where they cannot be compiled, which is as if they took forever. It is called once
             for each segment, and any other error ends the search.
@@ -139,7 +132,7 @@ def pred_profpar_partition(
         best_s = slowest_s
         return slowest_s
 
-    kept = _bisected(search, first, better_s, relaxing_factor, threshold)
+    kept = _bisected(search, first, better_s)
     if kept is None and math.isfinite(better_s(first, math.inf)):
         kept = first
     if kept is None:
@@ -156,18 +149,12 @@ def _bisected(
     search: _Search,
     first: list[Segment],
     better_s: Callable[[Sequence[Segment], float], float],
-    relaxing_factor: float,
-    threshold: float,
 ) -> list[Segment] | None:
     """Return the partition that the bisection keeps last, None where it keeps none.
 
     Args:
         better_s: (partition, UB) -> its bottleneck, infinite where it is not to be kept.
     """
-    if not relaxing_factor > 1 or not 0 < threshold < 1:
-        raise OptionError(
-            f"relaxing factor {relaxing_factor}, threshold {threshold}: give more than 1, and a share between 0 and 1"
-        )
     taken_s = search.asked(first)
     lower_s, upper_s = min(taken_s), max(taken_s)
     if math.isinf(upper_s):
@@ -175,14 +162,14 @@ def _bisected(
             "a segment of the first partition is impossible, by the predictions; use scheduler measured"
         )
     kept = None
-    while upper_s - lower_s > threshold * upper_s:
+    while upper_s - lower_s > THRESHOLD * upper_s:
         target_s = (lower_s + upper_s) / 2
         found = search.partition(target_s)
         bottleneck_s = math.inf if found is None else better_s(found, upper_s)
         if math.isfinite(bottleneck_s):
             kept, upper_s = found, bottleneck_s
         if not bottleneck_s < target_s:
-            lower_s += (upper_s - lower_s) / relaxing_factor
+            lower_s += (upper_s - lower_s) / RELAXING_FACTOR
     return kept
 
 

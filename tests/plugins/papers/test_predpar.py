@@ -184,8 +184,6 @@ def test_what_the_searches_refuse():
     table_s = additive([1.0, 2.0])
     with pytest.raises(InfeasibleError, match="3 segments need as many operators, the chain has 2"):
         predpar_partition(told(table_s), 2, (1, 1))
-    with pytest.raises(OptionError, match="relaxing factor 1"):
-        predpar_partition(told(table_s), 2, (1,), relaxing_factor=1)
     with pytest.raises(ProfileError, match="operators 0 to 0 are predicted to take nan s"):
         predpar_partition(lambda segments: [math.nan] * len(segments), 2, (1,))
     with pytest.raises(ProfileError, match="took -1"):
