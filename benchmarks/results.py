@@ -30,9 +30,10 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tests.support.mqtt import Broker, until
+from tests.support.mqtt import Broker
 from tests.support.onnx_models import write_picture_net
 from tests.support.parts import MOSQUITTO
+from tests.support.waiting import until
 from tvm_pipeline import Bundle, Problem, detect_platform, load, plan, profile_model, settle_platform, write_bundle
 from tvm_pipeline_video.service.running import Service
 from tvm_pipeline_video.service.settings import Settings

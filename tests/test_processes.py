@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crashes import children_of, held
+from tests.support.waiting import until
 from tvm_pipeline import processes
 from tvm_pipeline.processes import MOST_BYTES, Child, how_ended, run_program, status_of_copy
 
@@ -121,13 +122,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # Talking
 
 
@@ -168,7 +162,7 @@ def test_a_child_may_die_after_its_last_message_which_is_heard(start: Callable[.
     assert child.receive() == (b"", [])
     assert is_running(other)
     assert child.end()
-    wait_until(lambda: not is_running(other))  # what it started goes with it
+    assert until(lambda: not is_running(other))  # what it started goes with it
 
 
 def test_an_end_is_heard_even_where_a_fork_of_the_child_holds_the_channel(start: Callable[..., Child]) -> None:
@@ -282,7 +276,7 @@ def test_one_that_cannot_be_killed_is_left_behind(start: Callable[..., Child], m
         assert heard == [(b"", [])]
         assert not child.end()
         assert is_running(child.pid)
-    wait_until(lambda: child.status == -signal.SIGKILL)
+    assert until(lambda: child.status == -signal.SIGKILL)
 
 
 # The end of the parent
@@ -320,12 +314,12 @@ def test_no_child_outlives_a_parent_that_is_killed(tmp_path: Path, how: str) -> 
         *children, here = parent.stdout.readline().split()
         assert (here, parent.stdout.readline()) == ("here", "all live\n")
         if how == "in a copy":
-            wait_until(lambda: len(children_of(parent.pid)) == 4)
+            assert until(lambda: len(children_of(parent.pid)) == 4)
         pids = {*map(int, children), *children_of(parent.pid)}
         assert len(pids) == (5 if how == "in a copy" else 4)
         assert all(is_running(pid) for pid in pids)
         parent.kill()
-    wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_one_whose_parent_is_gone_before_it_looks_does_nothing(tmp_path: Path) -> None:
@@ -366,11 +360,11 @@ def test_no_program_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
         "import sys; from runpy import run_path; run_path(sys.argv[1])['run_program'](['sh', '-c', sys.argv[2]], 1000)"
     )
     with subprocess.Popen([sys.executable, "-c", runs, processes.__file__, script]) as parent:
-        wait_until(file.exists)
+        assert until(file.exists)
         pids = [int(word) for word in file.read_text().split()]
         assert [is_running(pid) for pid in pids] == [True, True]
         parent.kill()
-    wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert until(lambda: not any(is_running(pid) for pid in pids))
 
 
 # Copies

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from tests.support.fake_backend import (
     random_model,
     values,
 )
+from tests.support.waiting import until
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError, StageError
@@ -69,13 +70,6 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     gc.collect()
     for left, were in zip(left_over(), before, strict=True):
         assert left <= were  # what an earlier test left may end meanwhile
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def chain(operators: int = 1, **functions: object) -> FakeModel:
@@ -217,7 +211,7 @@ def test_one_that_hangs_is_left_out_and_killed(tmp_path: Path) -> None:
         [child] = children()
         assert values(list(pipeline.map(numbers(50)))) == list(range(1, 51))
         assert "did not end within 0.3 s" in failures(pipeline)[0]
-        wait_until(lambda: child not in children())
+        assert until(lambda: child not in children())
 
 
 @pytest.mark.thorough
@@ -273,9 +267,9 @@ def test_a_child_ends_with_its_parent_even_in_a_kernel_that_hangs(tmp_path: Path
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         child = int(parent.stdout.readline())
-        wait_until((tmp_path / "hangs-0").exists)
+        assert until((tmp_path / "hangs-0").exists)
         parent.kill()
-    wait_until(lambda: not running(child))
+    assert until(lambda: not running(child))
 
 
 def running(process: int) -> bool:

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.test_isolation import _nothing_left, chain, children, wait_until
+from tests.runtime.test_isolation import _nothing_left, chain, children
 from tests.support.crashes import AddOne, held
 from tests.support.fake_backend import fake_platform
+from tests.support.waiting import until
 from tvm_pipeline import processes
 from tvm_pipeline.backends import stage_process
 from tvm_pipeline.backends.stage_process import StageProcess, StageRequest
@@ -87,7 +88,7 @@ def test_one_that_cannot_be_killed_holds_up_neither_its_thread_nor_the_end(
         thread = threading.Thread(target=in_bound_thread, args=(runner, run))
         before = children()
         thread.start()
-        wait_until((tmp_path / "hangs-3").exists)
+        assert until((tmp_path / "hangs-3").exists)
         [child] = before
         with held(child):
             runner.close()
@@ -95,7 +96,7 @@ def test_one_that_cannot_be_killed_holds_up_neither_its_thread_nor_the_end(
             assert not thread.is_alive()
             assert "op0 on d0 was ended, since its stage was" in str(raised)
             assert f"({child}) cannot be killed" in caplog.text
-    wait_until(lambda: child not in children())
+    assert until(lambda: child not in children())
 
 
 @contextmanager

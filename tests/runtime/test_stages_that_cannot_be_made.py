@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_isolation import _nothing_left, chain, children, one_stage, wait_until
+from tests.runtime.test_isolation import _nothing_left, chain, children, one_stage
 from tests.runtime.test_live_pipeline import failures, problem_of, whole
 from tests.support.crashes import AddOne, EndsLoading, HangsLoading
 from tests.support.fake_backend import chain_model, chain_pipeline, fake_platform, number, numbers, values
+from tests.support.waiting import until
 from tvm_pipeline.errors import StageError
 from tvm_pipeline.runtime import LivePipeline, Pipeline
 from tvm_pipeline.runtime.isolation import isolated
@@ -138,7 +139,7 @@ def test_stop_does_not_wait_for_a_stage_that_is_being_made(tmp_path: Path, monke
 
         reader = threading.Thread(target=read)
         reader.start()
-        wait_until(lambda: bool(begun({first})))
+        assert until(lambda: bool(begun({first})))
         (second,) = begun({first})
         os.kill(second, signal.SIGSTOP)
         began_s = time.monotonic()

@@ -5,22 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.parts import MOSQUITTO
-
-
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Wait until something holds; return whether it does."""
-    end_s = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end_s:
-        time.sleep(0.01)
-    return holds()
+from tests.support.waiting import until
 
 
 class Broker:

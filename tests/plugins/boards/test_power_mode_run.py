@@ -14,9 +14,9 @@ import pytest
 
 from tests.cli.conftest import bundle, cli, model
 from tests.plugins.boards.fake_nvpmodel import NANO
-from tests.plugins.video.service.test_supervisor import wait_for
 from tests.support.guests import guests
 from tests.support.log_lines import log_lines
+from tests.support.waiting import until
 from tvm_pipeline import Bundle, open_bundle, write_bundle
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.platform import Device, Platform, read_platform
@@ -71,9 +71,9 @@ def test_a_worker_and_a_supervisor_that_are_killed_leave_no_mode(cli, low, nvpmo
         return int(child)
 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
-        assert wait_for(lambda: nvpmodel.mode == 1)
+        assert until(lambda: nvpmodel.mode == 1)
         os.kill(worker(), signal.SIGKILL)
-        assert wait_for(lambda: nvpmodel.asked == [1, 0, 1])  # put back, and set again by the next worker
+        assert until(lambda: nvpmodel.asked == [1, 0, 1])  # put back, and set again by the next worker
         second = worker()
         supervisor.send_signal(signal.SIGKILL)
         os.kill(second, signal.SIGKILL)
@@ -82,7 +82,7 @@ def test_a_worker_and_a_supervisor_that_are_killed_leave_no_mode(cli, low, nvpmo
     # The supervisor does it at once, and not the next worker when it starts.
     told = "was killed in power mode 5W; what was before is put back", "was killed by SIGKILL; it is started again"
     assert 0 < said.index(told[0]) < said.index(told[1])
-    assert wait_for(lambda: not Path(f"/proc/{second}").exists())
+    assert until(lambda: not Path(f"/proc/{second}").exists())
     assert nvpmodel.mode == 1
     outcome = cli("run", low, *SOURCE)  # which may not set modes, and puts this one back all the same
     assert (nvpmodel.mode, nvpmodel.asked) == (0, [1, 0, 1, 0])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.plugins.video.cameras import QUICK, explained, film, hanging_after, live, numbers, picture
 from tests.plugins.video.test_sources import FRAMES
 from tests.support.examples import examples
+from tests.support.waiting import until
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video import Frame, LiveSet, LiveSource, Source, parse_policy
 from tvm_pipeline_video.decoding import Picture
@@ -99,18 +100,11 @@ class Heard:
         self.news.append((kind, problem))
 
 
-def until(true: object) -> None:
-    until_s = time.monotonic() + 30
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
-
-
 def test_one_that_is_not_there_is_opened_when_it_comes(clip: Path, tmp_path: Path) -> None:
     """A file, too, of which nobody knows before that it has an end."""
     heard, path = Heard(), tmp_path / "late.mp4"
     with LiveSource(str(path), patient=True, reconnect=QUICK, hear=heard, tag="t") as source:
-        until(lambda: len(heard.news) > 2)
+        assert until(lambda: len(heard.news) > 2)
         assert not source.opened
         assert "there is no file or folder" in source.problem
         path.write_bytes(clip.read_bytes())
@@ -131,8 +125,8 @@ def test_one_that_hangs_or_cannot_be_holds_up_nobody() -> None:
     try:
         began_s = time.monotonic()
         with LiveSource("cam", patient=True, open=hangs, stall_s=0.05, reconnect=QUICK) as source:
-            until(lambda: "gave no frame for" in source.problem)
-            until(lambda: "while 3 attempts to read it hang" in source.problem)
+            assert until(lambda: "gave no frame for" in source.problem)
+            assert until(lambda: "while 3 attempts to read it hang" in source.problem)
             assert time.monotonic() - began_s < 29
             hanging = [thread for thread in threading.enumerate() if thread.name == "reader of cam"]
             assert len(hanging) <= 4
@@ -183,10 +177,10 @@ def test_without_a_source_it_waits() -> None:
         taker = threading.Thread(target=lambda: found.extend(frame.source for frame in group))
         taker.start()
         group.add(source)
-        until(lambda: over == [source])
+        assert until(lambda: over == [source])
         assert found == ["late"] * 3
         group.add(other)
-        until(lambda: found.count("cam") == 2)
+        assert until(lambda: found.count("cam") == 2)
         assert taker.is_alive()
         group.close()
         taker.join(30)

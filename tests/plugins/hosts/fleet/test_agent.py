@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from tests.plugins.hosts.fleet_host import agent_command, answering, install, write_service_bundle
+from tests.support.waiting import until
 from tvm_pipeline.errors import RunError
 from tvm_pipeline_hosts.fleet.agent import Agent
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess, processes_of
@@ -70,13 +71,6 @@ class Coordinator:
 
     def count(self, camera: str, epoch: int) -> int:
         return len(self.lines.get((camera, "m", epoch), []))
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    until_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
 
 
 class HostUnderTest:
@@ -280,14 +274,14 @@ def test_an_agent_that_is_killed_is_followed_by_one_that_adopts(host):
     with answering(socket, coordinator.beat):
         first = subprocess.Popen(agent_command("attic", host.folder, socket), env=host.environment)
         try:
-            wait_until(lambda: coordinator.count("attic", 1) > 5 and coordinator.count("cellar", 1) > 5)
+            assert until(lambda: coordinator.count("attic", 1) > 5 and coordinator.count("cellar", 1) > 5)
             with pytest.raises(RunError, match=f"the agent of process {first.pid} runs in .*host; end it"):
                 host.another()
         finally:
             first.kill()
             first.wait()
     process, written = host.process(), host.written()
-    wait_until(lambda: len(host.written()) > len(written) + 10)
+    assert until(lambda: len(host.written()) > len(written) + 10)
     begun = len(coordinator.reports)
     coordinator.orders(host.duty("attic", 1))
     host.agent = host.another(unused_s=0.2)

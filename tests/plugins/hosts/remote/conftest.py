@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -51,11 +50,3 @@ def bundle(tmp_path: Path) -> Path:
     with installed(example_backend()):
         write_bundle(tmp_path / "net.tar", example_bundle())
     return tmp_path / "net.tar"
-
-
-def until(holds: Callable[[], object], limit_s: float = 20.0) -> None:
-    """Wait until a condition holds; fail where it does not in that time."""
-    end_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.01)

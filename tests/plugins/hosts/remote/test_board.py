@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.plugins.hosts.remote.conftest import until
+from tests.support.waiting import until
 from tvm_pipeline.errors import BundleError, OptionError, RunError, StageError
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.parcels import Parcels
@@ -23,7 +23,7 @@ TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 def board(server):
     with Board.connect(str(server.address), **TIMES) as board:
         yield board
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
 
 
 def test_arrays_go_there_and_back(board):

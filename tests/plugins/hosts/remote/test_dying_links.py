@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tests.plugins.hosts.remote.bundles import tar_of
-from tests.plugins.hosts.remote.conftest import serving_board, until
+from tests.plugins.hosts.remote.conftest import serving_board
 from tests.plugins.hosts.remote.proxy import Proxy
 from tests.support.log_lines import log_lines
+from tests.support.waiting import until
 from tvm_pipeline.errors import BoardLostError, RunError
 from tvm_pipeline_hosts.remote import serving
 from tvm_pipeline_hosts.remote.board import Board
@@ -36,7 +37,7 @@ def connected(proxy, told=None):
 @pytest.fixture(scope="module")
 def proxied(server):
     """A proxy before the board, and a client behind it; these live through many broken links."""
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
     with Proxy(server.address.port) as proxy, connected(proxy) as board:
         yield proxy, board
 
@@ -76,9 +77,9 @@ def test_a_silent_link_is_noticed_and_the_call_goes_on(proxied, tmp_path):
     lines = log_lines("INFO")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(board.call, "wait", {"file": str(tmp_path / "go")}, [np.ones(3)])
-        until(lambda: lines)
+        assert until(lambda: lines)
         proxy.hold()
-        until(lambda: proxy.links > links, TIMES["silent_s"] + 3)
+        assert until(lambda: proxy.links > links, TIMES["silent_s"] + 3)
         (tmp_path / "go").touch()
         value, [back] = running.result(20)
         assert (value, back.tolist()) == (pid, [1, 1, 1])
@@ -89,7 +90,7 @@ def test_a_link_is_made_again_between_two_calls(proxied):
     proxy, board = proxied
     before, links = board.call("count", {})[0], proxy.links
     proxy.cut()
-    until(lambda: proxy.links == links + 1)  # without a call
+    assert until(lambda: proxy.links == links + 1)  # without a call
     assert board.call("count", {})[0] == before + 1
 
 
@@ -135,7 +136,7 @@ def test_an_upload_goes_on_where_it_broke_off(proxied, server, tmp_path):
 def test_another_client_waits_for_one_that_leaves(free):
     with Board.connect(str(free.address), **TIMES) as board:
         board.call("count", {})
-    until(lambda: free.is_free or all(one.leaving.is_set() for one in free._sessions.values()))
+    assert until(lambda: free.is_free or all(one.leaving.is_set() for one in free._sessions.values()))
     with Board.connect(str(free.address), **TIMES) as other:
         assert other.call("count", {})[0] == 1
 
@@ -150,7 +151,7 @@ def test_an_upload_of_another_session_goes_on(free, tmp_path):
             proxy.cut_up = 3_300_000
             with pytest.raises(BoardLostError, match="broke while put ran"):
                 board.send(path)
-        until(lambda: free.is_free)
+        assert until(lambda: free.is_free)
         here = (free._folder / "parts" / f"{sum_of(content)}.part").stat().st_size
         assert here >= 2_000_000
         proxy.is_refusing, before = False, proxy.up
@@ -165,12 +166,12 @@ def test_a_link_that_stays_away_costs_the_session(free, tmp_path):
     with Proxy(free.address.port) as proxy, ThreadPoolExecutor(1) as pool:
         with Board.connect(proxy.address, silent_s=1.0, keep_s=1.5) as board:
             running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, ())
-            until(lambda: lines)
+            assert until(lambda: lines)
             proxy.is_refusing = True
             proxy.cut()
             with pytest.raises(BoardLostError, match=r"broke while wait ran .* within 1.5 s .*start again"):
                 running.result(20)
-        until(lambda: "given up, since its client was gone for 1 s" in free.told[-1], TIMES["keep_s"] + 5)
+        assert until(lambda: "given up, since its client was gone for 1 s" in free.told[-1], TIMES["keep_s"] + 5)
         assert free.is_free
         with Board.connect(str(free.address), **TIMES) as board:
             assert board.call("count", {})[0] == 1
@@ -183,7 +184,7 @@ def test_a_client_may_wait_less_once_it_is_served(free, tmp_path):
         with ThreadPoolExecutor(1) as pool:
             lines = log_lines("INFO")
             running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, [])
-            until(lambda: lines)
+            assert until(lambda: lines)
             proxy.is_refusing = True
             proxy.hold()
             with pytest.raises(BoardLostError, match=r"nothing came for 0\.5 s"):
@@ -195,11 +196,11 @@ def test_a_client_that_leaves_ends_what_it_called(free, tmp_path):
     lines = log_lines("INFO")
     with ThreadPoolExecutor(1) as pool, Board.connect(str(free.address), **TIMES) as board:
         running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, ())
-        until(lambda: lines)
+        assert until(lambda: lines)
         board.close()
         with pytest.raises(RunError, match="closed while wait ran"):
             running.result(20)
-        until(lambda: free.is_free)
+        assert until(lambda: free.is_free)
 
 
 @pytest.mark.thorough
@@ -209,6 +210,6 @@ def test_a_server_that_was_started_again_is_told(tmp_path):
         with serving_board(tmp_path, **TIMES) as second:
             proxy._target = second.address.port
             proxy.cut()
-            until(lambda: board._channel.end is not None)
+            assert until(lambda: board._channel.end is not None)
             assert board.call("count", {})[0] == 1
-        until(lambda: second.is_free)
+        assert until(lambda: second.is_free)

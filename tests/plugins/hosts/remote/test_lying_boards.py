@@ -6,9 +6,10 @@ import socket
 
 import pytest
 
-from tests.plugins.hosts.remote.conftest import serving_board, until
+from tests.plugins.hosts.remote.conftest import serving_board
 from tests.plugins.hosts.remote.lying_board import WELCOME, answering, lying_board, raw
 from tests.support.log_lines import log_lines
+from tests.support.waiting import until
 from tvm_pipeline.errors import BoardLostError, OptionError, StageError
 from tvm_pipeline.option_names import explained
 from tvm_pipeline_hosts.remote import dialing
@@ -76,7 +77,7 @@ def test_a_client_that_breaks_the_protocol_again_and_again_loses_its_session(tmp
         while channel.end is None:
             if (link := channel._link) is not None:
                 link.sendall(b"\xff" * 100)
-                until(lambda link=link: channel._link is not link or channel.end)
+                assert until(lambda link=link: channel._link is not link or channel.end)
         assert any("client broke the protocol again and again" in line for line in server.told)
         assert board.call("count", {})[0] == 1  # of another session
         assert any("client broke the protocol again and again between two calls" in line for line in told)

@@ -22,10 +22,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plugins.hosts.remote.conftest import serving_board, until
+from tests.plugins.hosts.remote.conftest import serving_board
 from tests.plugins.hosts.remote.lying_board import raw
 from tests.support.examples import examples
 from tests.support.parts import needs
+from tests.support.waiting import until
 from tvm_pipeline.errors import BoardLostError, OptionError
 from tvm_pipeline.version import __version__
 from tvm_pipeline_hosts.remote import serving
@@ -84,7 +85,7 @@ def test_garbage_inside_a_session_costs_its_link_alone(server):
         board._channel._link.sendall(b"\xff" * 100)
         assert board.call("echo", {"x": 1})[0] == {"x": 1}
         assert board.call("count", {})[0] == 1
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
 
 
 def test_a_web_browser_is_told_where_it_is(server):
@@ -132,7 +133,7 @@ def test_the_name_of_a_client_is_a_line_of_text(server):
 def test_of_a_long_name_the_beginning_is_shown(tmp_path):
     with serving_board(tmp_path, **TIMES) as server, socket.create_connection(server.address, 10) as link:
         link.sendall(hello_of("x" * 50_000))
-        until(lambda: server.told)
+        assert until(lambda: server.told)
         assert server.told == [f"{'x' * 80} is here"]
         assert "x" * 81 not in answer_to(server, hello_of("another one")).decode(errors="replace")
 
@@ -302,7 +303,7 @@ def test_the_command_serves_until_it_is_ended(serve_rpc, number, tmp_path):
         [child] = children_of(process.pid)
         process.send_signal(number)
         assert process.wait(20) == (143 if number == signal.SIGTERM else -9)
-        until(lambda: not lives(child))
+        assert until(lambda: not lives(child))
 
 
 def test_the_command_refuses_other_addresses(cli):
@@ -324,12 +325,12 @@ def test_the_help_gives_the_times(cli):
 @pytest.mark.thorough
 def test_who_is_no_whole_client_of_tvm_holds_no_board(server):
     """Not for its magic, which is all that it sends; and what is no name of a client ends the connection."""
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
     with socket.create_connection(server.address, 10) as link:
         link.sendall(TVM_MAGIC)
         with Board.connect(str(server.address), **TIMES) as board:
             assert board.call("count", {})[0] == 1
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
     for length, name in (
         (-5, b"client:x"),
         (0, b"client:x"),
@@ -353,14 +354,14 @@ def test_a_stock_client_of_tvm(server):
     import tvm
     from tvm import rpc
 
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
     remote = rpc.connect("127.0.0.1", server.address.port, session_timeout=60)
     array = np.arange(1000, dtype="float32")
     on_board = tvm.nd.array if hasattr(tvm, "nd") else tvm.runtime.tensor  # TVM 0.19, 0.27
     assert np.array_equal(on_board(array, remote.cpu()).numpy(), array)
     remote.upload(bytearray(b"content"), "file")
     assert remote.download("file") == b"content"
-    until(lambda: timers_of(server.address.port) == ["02"])  # the kernel asks whether the client is still there
+    assert until(lambda: timers_of(server.address.port) == ["02"])  # the kernel asks whether the client is still there
     with pytest.raises(BoardLostError, match=r"a client of TVM RPC at .* has used"):
         Board.connect(str(server.address), **TIMES)
     with pytest.raises(Exception, match="already"):
@@ -373,6 +374,6 @@ def test_a_stock_client_of_tvm(server):
         slow.shutdown(socket.SHUT_WR)
         assert slow.recv(1) == b"", "a reset would have taken the answer back"
     del remote
-    until(lambda: server.is_free)
+    assert until(lambda: server.is_free)
     with Board.connect(str(server.address), **TIMES) as board:
         assert board.call("count", {})[0] == 1

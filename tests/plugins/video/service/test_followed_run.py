@@ -12,6 +12,7 @@ needs("av")
 needs("tracking")
 
 from tests.plugins.video.service.test_service import rows, service
+from tests.support.waiting import until
 from tvm_pipeline_video.service.mqtt_results import MqttResults, parse_broker
 
 TRACKING = """
@@ -92,7 +93,7 @@ def test_a_mistake_is_said_with_its_file_and_line(cli, bundle, tmp_path: Path) -
 def test_a_frame_without_events_counts_when_the_broker_has_all_before_it(tmp_path: Path) -> None:
     needs("paho-mqtt")
     needs("mosquitto")
-    from tests.support.mqtt import Broker, until
+    from tests.support.mqtt import Broker
 
     counted: list[int] = []
     with Broker(tmp_path, keeps=False) as broker:

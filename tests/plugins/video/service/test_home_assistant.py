@@ -14,7 +14,8 @@ from tests.support.parts import needs
 
 needs("paho-mqtt")
 
-from tests.support.mqtt import Broker, Reader, until
+from tests.support.mqtt import Broker, Reader
+from tests.support.waiting import until
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video import Annotation
 from tvm_pipeline_video.service import home_assistant

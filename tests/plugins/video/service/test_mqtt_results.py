@@ -21,7 +21,8 @@ needs("paho-mqtt")
 
 from tests.plugins.video.service.test_service import service
 from tests.support.log_lines import log_lines
-from tests.support.mqtt import Broker, Reader, until
+from tests.support.mqtt import Broker, Reader
+from tests.support.waiting import until
 from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline_video import VideoFile, open_source
 from tvm_pipeline_video.hardware import hardware_decoders

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plugins.video.service.test_service import count, decoder, meanwhile, rows, service
-from tests.plugins.video.service.test_supervisor import wait_for, workers
+from tests.plugins.video.service.test_supervisor import workers
 from tests.support.log_lines import log_lines
 from tests.support.power_failure import emulated_disk
+from tests.support.waiting import until
 from tvm_pipeline_video import open_source
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
@@ -131,14 +132,14 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
 
     def kill() -> None:
         try:
-            assert wait_for(lambda: total() > 100)
+            assert until(lambda: total() > 100)
             (worker,) = workers()
             os.kill(worker, signal.SIGKILL)
-            assert wait_for(lambda: worker not in workers())
+            assert until(lambda: worker not in workers())
             kills.append(segment_numbers(lines)[-1])
             with segment_path(lines, kills[-1]).open("ab") as file:  # as a power failure may leave it
                 file.write(b'{"frame": ')
-            assert wait_for(lambda: total() > 200)
+            assert until(lambda: total() > 200)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -175,10 +176,10 @@ def test_a_power_failure_costs_no_more_than_what_was_written_since_the_disk_was_
             files.video.write(np.zeros((16, 16, 3), np.uint8))
         for path in (segment_path(lines, 1), segment_path(video, 1)):
             assert disk.left(tmp_path)[path.name] == path.read_bytes()
-        assert wait_for(lambda: disk.left(tmp_path).get("lines-0002.jsonl") == b'{"time_s":1.0}\n')
+        assert until(lambda: disk.left(tmp_path).get("lines-0002.jsonl") == b'{"time_s":1.0}\n')
         for _ in range(60):  # the encoder holds some
             files.video.write(np.zeros((16, 16, 3), np.uint8))
-        assert wait_for(lambda: disk.left(tmp_path).get("out-0002.mkv"))
+        assert until(lambda: disk.left(tmp_path).get("out-0002.mkv"))
     for path in (segment_path(lines, 2), segment_path(video, 2)):
         assert disk.left(tmp_path)[path.name] == path.read_bytes()
 
@@ -195,7 +196,7 @@ def test_a_disk_that_does_not_keep_the_lines_is_told_once(tmp_path, monkeypatch)
     settings = Settings(results=str(tmp_path / "lines.jsonl"))
     with ResultFiles(settings, 25.0, keeps=True) as files:
         files.lines.write({"frame": 0})
-        assert wait_for(lambda: len(failures) > 2)
+        assert until(lambda: len(failures) > 2)
     assert said == [
         f"{tmp_path}/lines.jsonl may not be on the disk (Input/output error): a power failure may take back its last "
         "lines"

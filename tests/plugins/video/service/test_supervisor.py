@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.plugins.video.service.test_service import count, decoder, rows
+from tests.support.waiting import until
 from tvm_pipeline.errors import BundleError, OptionError, StageError
 from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.progress import FrameCounts
@@ -24,13 +24,6 @@ def workers() -> list[int]:
     return [pid for pid in map(int, children) if b"tvm_pipeline_command" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def wait_for(condition, seconds: float = 90.0) -> bool:
-    until_s = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return condition()
-
-
 def test_a_worker_that_is_killed_goes_on_where_it_was(cli, bundle, tmp_path, monkeypatch):
     """And SIGTERM to the supervisor drains the worker: what is written is whole."""
     (tmp_path / "temporary").mkdir()
@@ -41,12 +34,12 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(cli, bundle, tmp_path, mon
 
     def kill() -> None:
         try:
-            assert wait_for(lambda: count(lines) > 20)
+            assert until(lambda: count(lines) > 20)
             (worker,) = workers()
             os.kill(worker, signal.SIGKILL)
             with lines.open("ab") as file:  # as if the crash had come in the middle of a line
                 file.write(b'{"frame": ')
-            assert wait_for(lambda: count(lines) > 40)
+            assert until(lambda: count(lines) > 40)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -77,7 +70,7 @@ def test_one_that_dies_at_once_is_started_ever_less_often(cli, tmp_path, monkeyp
     events = tmp_path / "events.jsonl"
 
     def end() -> None:
-        wait_for(lambda: count(events) == 3)
+        assert until(lambda: count(events) == 3)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=end)
