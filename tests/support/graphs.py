@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -281,43 +282,17 @@ def graphs(draw: st.DrawFn, least: int = 1, most: int = 7) -> OperatorGraph:
 
 
 @st.composite
-def problems(
-    draw: st.DrawFn,
-    objective: Objective = "throughput",
-    *,
-    operators: tuple[int, int] = (1, 6),
-    devices: tuple[int, int] = (1, 3),
-    traits: Traits | None = None,
-    choose_stages: bool = True,
-    children_together: bool = False,
-) -> Problem:
-    return random_problem(
-        draw(randoms()),
-        objective,
-        operators=operators,
-        devices=devices,
-        traits=traits,
-        choose_stages=choose_stages,
-        children_together=children_together,
-    )
+def problems(draw: st.DrawFn, objective: Objective = "throughput", **options: Any) -> Problem:
+    """Return a problem; the options are those of `random_problem`."""
+    return random_problem(draw(randoms()), objective, **options)
 
 
 @st.composite
 def lexicographic_problems(
-    draw: st.DrawFn,
-    objectives: tuple[Objective, ...] = LEXICOGRAPHIC,
-    *,
-    operators: tuple[int, int] = (2, 8),
-    devices: tuple[int, int] = (1, 4),
-    children_together: bool = False,
+    draw: st.DrawFn, objectives: tuple[Objective, ...] = LEXICOGRAPHIC, **options: Any
 ) -> Problem:
-    return lexicographic_problem(
-        draw(randoms()),
-        draw(st.sampled_from(objectives)),
-        operators=operators,
-        devices=devices,
-        children_together=children_together,
-    )
+    """Return a problem of bytes alone; the options are those of `lexicographic_problem`."""
+    return lexicographic_problem(draw(randoms()), draw(st.sampled_from(objectives)), **options)
 
 
 def random_order(rng: random.Random, graph: OperatorGraph) -> list[str]:
