@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-X86_64, AARCH64 = 62, 183
+AARCH64 = 183
 _DYNAMIC, _DYNSYM = 6, 11  # types of sections
 _NEEDED = 1  # tag of an entry
 

@@ -41,15 +41,6 @@ def expected(frame: int) -> tuple[int, int, list[int]]:
     return frame, frame + 2, [100 * (frame + 2) + index + 3 for index in range(frame % 4)]
 
 
-@pytest.fixture(autouse=True)
-def _no_thread_left():
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
 @pytest.mark.parametrize(("first", "second"), [({}, {}), ({"in_flight": 1}, {"in_flight": 1}), ({"in_flight": 20}, {})])
 def test_frames_come_in_order_each_with_its_own_crops(first, second):
     found = list(Cascade(opened(2, **first), opened(3, **second), cut).map(numbers(FRAMES)))

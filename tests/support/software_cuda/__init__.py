@@ -195,10 +195,6 @@ class SoftwareCuda:
         """Let the n-th launch wait, and with it everything that reaches the same device, until `release`."""
         self._fault("hang_launch", n)
 
-    def crash_launch(self, n: int = 1) -> None:
-        """Let the n-th launch end the process with SIGSEGV."""
-        self._fault("crash_launch", n)
-
     def hangs(self) -> bool:
         """Return whether a launch hangs now."""
         return bool(self._call("hangs"))
