@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -28,15 +27,7 @@ import tvm  # isort: skip
 def software_cuda_folder(folder_of_the_run: Path) -> Path:
     """Return the folder of the libraries, for processes of their own; skips the test where there is no g++."""
     needs("g++")
-    folder = folder_of_the_run / "software_cuda"
-    folder.mkdir(exist_ok=True)
-    built = folder / "built"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
-            device.build(folder)
-            built.touch()
-    return folder
+    return device.built_once(folder_of_the_run / "software_cuda")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -23,15 +22,7 @@ from tvm_pipeline_tvm.gpu.targets import target_for
 def software_cuda_folder(folder_of_the_run: Path) -> Path:
     """Return the folder of the libraries, built once for all processes; skips the test where there is no g++."""
     needs("g++")
-    folder = folder_of_the_run / "software_cuda"
-    folder.mkdir(exist_ok=True)
-    built = folder / "built"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
-            device.build(folder, device.CUDA_13)
-            built.touch()
-    return folder
+    return device.built_once(folder_of_the_run / "software_cuda", device.CUDA_13)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -100,6 +101,18 @@ def build(folder: Path, made: Libraries = CUDA_12) -> None:
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             raise RuntimeError(f"{name} of the software CUDA device does not compile:\n{result.stderr}")
+
+
+def built_once(folder: Path, made: Libraries = CUDA_12) -> Path:
+    """Return a folder that all processes of a run share; the first of them builds the libraries into it."""
+    folder.mkdir(exist_ok=True)
+    built = folder / "built"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            build(folder, made)
+            built.touch()
+    return folder
 
 
 def load(folder: Path, made: Libraries = CUDA_12) -> SoftwareCuda:
