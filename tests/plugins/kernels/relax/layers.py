@@ -54,6 +54,27 @@ class _Numpy:
         return 1 / (1 + np.exp(-value))
 
 
+def apart(
+    rule: Any,
+    layer: Callable[..., Any],
+    arrays: Sequence[np.ndarray],
+    sums: np.ndarray,
+    epilogue: str,
+    block: int,
+    target: Any,
+) -> float:
+    """Return how far a layer is from the sums that it should make, both behind an epilogue of random tensors.
+
+    Args:
+        arrays: data and kernel; the other arguments are those of `kernel`.
+    """
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal((1, sums.shape[1], 1, 1), dtype="float32")
+    residual = rng.standard_normal(sums.shape, dtype="float32")
+    found = compiled(rule, layer, (*arrays, bias, residual), epilogue, block, target)
+    return float(np.abs(found - with_epilogue(epilogue, sums, bias, residual)).max())
+
+
 def compiled(
     rule: Any, layer: Callable[..., Any], arrays: Sequence[np.ndarray], epilogue: str, block: int, target: Any
 ) -> np.ndarray:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from tvm import te
 
-from tests.plugins.kernels.relax.layers import EPILOGUES, blocked, compiled, transposed, with_epilogue
+from tests.plugins.kernels.relax.layers import EPILOGUES, apart, blocked, transposed
 from tests.relax.fused import target_of
 from tests.support.examples import examples
 from tvm_pipeline_kernels.relax.schedules import conv2d_transpose
@@ -50,15 +51,10 @@ def test_it_adds_the_kernel_at_each_number(
     data = rng.standard_normal((2, channels, *extents), dtype="float32")
     weights = rng.standard_normal((channels, outputs, *kernel), dtype="float32")
     wanted = transposed(data, weights, strides, padding, more)
-    bias = rng.standard_normal((1, outputs, 1, 1), dtype="float32")
-    residual = rng.standard_normal(wanted.shape, dtype="float32")
     in_block, block = channel_block(channels, lanes), channel_block(outputs, lanes)
-    found = compiled(
-        conv2d_transpose,
-        lambda *tensors: conv2d_transpose.compute(*tensors, strides, padding, more),
-        (blocked(data, in_block), conv2d_transpose.packed(weights, in_block, block), bias, residual),
-        epilogue,
-        block,
-        target_of(lanes),
-    )
-    assert np.abs(found - with_epilogue(epilogue, wanted, bias, residual)).max() < 1e-4
+    arrays = blocked(data, in_block), conv2d_transpose.packed(weights, in_block, block)
+
+    def layer(*tensors: te.Tensor) -> te.Tensor:
+        return conv2d_transpose.compute(*tensors, strides, padding, more)
+
+    assert apart(conv2d_transpose, layer, arrays, wanted, epilogue, block, target_of(lanes)) < 1e-4
