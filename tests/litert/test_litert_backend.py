@@ -29,6 +29,7 @@ from tests.edgetpu.test_engine import running_sum, spectrum, written
 from tests.support.examples import seeds
 from tests.support.fake_backend import make_plan
 from tests.support.graphs import random_order
+from tests.support.stages import run_stages
 from tests.support.threads import cores_of_work, frames, ticks
 from tvm_pipeline import Pipeline, load
 from tvm_pipeline.backends.contract import Array, CompiledModel
@@ -101,13 +102,8 @@ def in_stages(
     compiled: CompiledModel, groups: Sequence[Sequence[str]], frame: Mapping[str, Array], device: Device
 ) -> dict[str, Array]:
     """Return the outputs of the model."""
-    tensors = dict(frame)
-    for group in groups:
-        with closing(compiled.stage(group, device)) as stage:
-            outputs = [port.buffer() for port in stage.outputs]
-            stage.run([tensors[port.name] for port in stage.inputs], outputs)
-            tensors |= {port.name: array for port, array in zip(stage.outputs, outputs, strict=True)}
-    return {name: tensors[name] for name in compiled.graph.outputs}
+    written = run_stages(compiled, [(group, device) for group in groups], frame)
+    return {name: written[name][1] for name in compiled.graph.outputs}
 
 
 # ------------------------------------------------------------------------------------------------------ CPU cores

@@ -29,6 +29,7 @@ from onnx import TensorProto, helper
 from tests.support.examples import seeds
 from tests.support.graphs import random_order
 from tests.support.onnx_models import onnx_bytes, write_picture_net
+from tests.support.stages import run_stages
 from tests.support.threads import cores_of_work, frames, ticks
 from tvm_pipeline import load
 from tvm_pipeline.backends import engine
@@ -106,13 +107,8 @@ def varied_net() -> Model:
 def in_stages(
     compiled: CompiledModel, groups: Sequence[Sequence[str]], frame: Mapping[str, Array], device: Device = DEVICE
 ) -> dict[str, Array]:
-    tensors = dict(frame)
-    for group in groups:
-        with closing(compiled.stage(group, device)) as stage:
-            outputs = [port.buffer() for port in stage.outputs]
-            stage.run([tensors[port.name] for port in stage.inputs], outputs)
-            tensors |= {port.name: array for port, array in zip(stage.outputs, outputs, strict=True)}
-    return tensors
+    written = run_stages(compiled, [(group, device) for group in groups], frame)
+    return {name: array for name, (_, array) in written.items()}
 
 
 @pytest.mark.quick_cases(1)
