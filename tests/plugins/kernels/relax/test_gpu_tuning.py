@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm.relax.op import nn
 
+from tests.plugins.kernels.races import twice_as_fast
 from tests.relax.fused import module_of
 from tests.support.command import run_command
 from tests.support.stages import model_outputs, random_frame, run_stages
@@ -30,7 +31,6 @@ from tvm_pipeline_kernels.relax.device_emitter import DeviceEmitter, DeviceStopw
 from tvm_pipeline_kernels.tuning import tuner
 from tvm_pipeline_kernels.tuning.candidates import Candidate
 from tvm_pipeline_kernels.tuning.device_child import DeviceLostError
-from tvm_pipeline_kernels.tuning.race import Runner, Times
 from tvm_pipeline_kernels.tuning.targets import written
 from tvm_pipeline_kernels.tuning.tuning_records import (
     Record,
@@ -232,16 +232,6 @@ def test_a_candidate_that_ends_its_process_costs_its_convolution_alone(
     assert (report.kernels, report.measured) == (2, 1)
     again = backend.tune(network(), device, 250.0, tuner.once({SMALL}))
     assert (again.measured, again.stopped) == (0, "all of it was measured before")
-
-
-def twice_as_fast(runners: Sequence[Runner]) -> tuple[Times, Times]:
-    """A race in which each kernel of the second library takes half of the time."""
-    workloads = runners[0].times(np.ones((1, len(runners[0].run())))).workloads
-
-    def times(seconds: float) -> Times:
-        return Times(np.full(2, seconds), {workload: (np.full(2, seconds), 1) for workload in workloads})
-
-    return times(2.0), times(1.0)
 
 
 def test_what_is_found_is_kept_and_used(pocl: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.plugins.kernels.races import twice_as_fast
 from tests.relax.fused import MCPU, target_of
 from tests.relax.test_integer_layers import Net
 from tests.support.command import run_command
@@ -34,7 +34,6 @@ from tvm_pipeline_kernels.choices import (
 from tvm_pipeline_kernels.relax.emitter import RelaxEmitter
 from tvm_pipeline_kernels.tuning import tuner
 from tvm_pipeline_kernels.tuning.candidates import Candidate, Stopwatch
-from tvm_pipeline_kernels.tuning.race import Runner, Times
 from tvm_pipeline_kernels.tuning.targets import cores_of
 from tvm_pipeline_kernels.tuning.tuning_records import Record, append_record, read_records, recorded_choices
 from tvm_pipeline_tvm.relax.build import build_library
@@ -200,16 +199,6 @@ def _packed(weights: np.ndarray, choice: Choice) -> np.ndarray:
     if is_winograd(choice):
         return winograd.packed(weights, choice[0], LANES, LANES)
     return conv2d.packed(weights, LANES, LANES)
-
-
-def twice_as_fast(runners: Sequence[Runner]) -> tuple[Times, Times]:
-    """A race in which each kernel of the second library takes half of the time."""
-    workloads = runners[0].times(np.ones((1, len(runners[0].run())))).workloads
-
-    def times(seconds: float) -> Times:
-        return Times(np.full(2, seconds), {workload: (np.full(2, seconds), 1) for workload in workloads})
-
-    return times(2.0), times(1.0)
 
 
 @pytest.mark.thorough

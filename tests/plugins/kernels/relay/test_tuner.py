@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
+from tests.plugins.kernels.races import twice_as_fast
 from tests.support.networks import Weights, as_model, image, module_of
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import runs_here
@@ -25,7 +26,7 @@ from tvm_pipeline_kernels import tiles
 from tvm_pipeline_kernels.choices import possible_choices
 from tvm_pipeline_kernels.tiles import Cores
 from tvm_pipeline_kernels.tuning import tuner
-from tvm_pipeline_kernels.tuning.race import Runner, Times, winners
+from tvm_pipeline_kernels.tuning.race import Times, winners
 from tvm_pipeline_kernels.tuning.tuning_records import (
     Record,
     append_record,
@@ -66,16 +67,6 @@ def outputs(model: Model) -> list[np.ndarray]:
     compiled = RelayModel.compile(model, [TARGET], lambda _: None)
     stages = [(compiled.graph.operator_names, Device("cpu0", "host", (0,), TARGET))]
     return model_outputs(compiled, run_stages(compiled, stages, random_frame(compiled.graph.inputs)))
-
-
-def twice_as_fast(runners: Sequence[Runner]) -> tuple[Times, Times]:
-    """A race in which each kernel of the second library takes half of the time."""
-    workloads = runners[0].times(np.ones((1, len(runners[0].run())))).workloads
-
-    def times(seconds: float) -> Times:
-        return Times(np.full(2, seconds), {workload: (np.full(2, seconds), 1) for workload in workloads})
-
-    return times(2.0), times(1.0)
 
 
 @pytest.fixture
