@@ -23,7 +23,6 @@ from tvm_pipeline_tvm.gpu.detection import survey
 from tvm_pipeline_tvm.gpu.gpu import bind
 from tvm_pipeline_tvm.relay.compiled import RelayModel
 
-import tvm  # isort: skip
 from tvm import relay  # isort: skip
 
 
@@ -69,7 +68,7 @@ def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(
     """Kernels call a function that is not there, as where a driver lacks an extension that they use."""
     weights = Weights()
     body = relay.nn.softmax(relay.nn.relu(weights.dense(relay.var("data", shape=(1, 16)), 16)))
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    mod = module_of(body)
     described, targets = as_model("scores", mod, weights.params), [cpu.target, pocl.target]
     folder = (
         RelayModel.compile(described, targets, bind, host=cpu.target).libraries[compiler_target(pocl.target)].folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.networks import Weights
+from tests.support.networks import Weights, module_of
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
@@ -138,5 +138,4 @@ def tangled_module(seed: int) -> tuple[tvm.IRModule, dict[str, Any]]:
             made = kind(tangle, x)
             tangle.pool.extend(each for each in made if 0 < np.prod(shape_of(each)) <= MOST_ELEMENTS)
     body = relay.Tuple(list(tangle.outputs()))
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function)), tangle.weights.params
+    return module_of(body), tangle.weights.params

@@ -200,7 +200,7 @@ def test_a_shortcut_stays_the_shortcut_where_another_target_fuses_the_addition_i
     """resnet-18 cut cpu, cpu, GPU once gave logits that were off by 64 %: main convolution and shortcut had swapped."""
     weights = Weights()
     body = shortcuts(weights)
-    net = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    net = module_of(body)
     libraries = []
     for target in ("llvm -mcpu=x86-64-v3", "opencl -device=mali"):
         with fast_context():

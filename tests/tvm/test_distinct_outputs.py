@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.support.networks import module_of
 from tests.support.parts import needs
 
 needs("tvm")
@@ -33,10 +34,6 @@ OUTPUTS: dict[str, Callable[[], relay.Expr]] = {
 }
 
 
-def module(body: relay.Expr) -> tvm.IRModule:
-    return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
-
-
 def values(mod: tvm.IRModule) -> list[tuple[int, int]]:
     """Return what computes each output, as the operator graph will have it once equal calls are one."""
     with tvm.transform.PassContext(opt_level=3):
@@ -48,7 +45,7 @@ def values(mod: tvm.IRModule) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_are_tensors_of_operators(name: str) -> None:
-    mod = module(OUTPUTS[name]())
+    mod = module_of(OUTPUTS[name]())
     made = distinct_outputs(mod)
     assert tvm.ir.structural_equal(made["main"].checked_type, mod["main"].checked_type)
     before, after = values(mod), values(made)
@@ -58,13 +55,13 @@ def test_outputs_are_tensors_of_operators(name: str) -> None:
 
 
 def test_outputs_that_differ_stay_as_they_are() -> None:
-    mod = module(relay.Tuple([Y, relay.tanh(Y), *relay.split(Y, 2, 1)]))
+    mod = module_of(relay.Tuple([Y, relay.tanh(Y), *relay.split(Y, 2, 1)]))
     assert distinct_outputs(mod).same_as(mod)
 
 
 def test_outputs_of_different_sizes_need_no_simplifying(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("tvm_pipeline_tvm.relay.distinct_outputs._simplified")
-    mod = module(relay.Tuple([relay.tanh(relay.concatenate([X, X], 1)), relay.sum(X), relay.cast(Y, "int8")]))
+    mod = module_of(relay.Tuple([relay.tanh(relay.concatenate([X, X], 1)), relay.sum(X), relay.cast(Y, "int8")]))
     assert distinct_outputs(mod).same_as(mod)
 
 
@@ -75,4 +72,4 @@ def test_a_constant_as_output_is_refused() -> None:
             ModelError,
             match=r"output 1 \(the first is 0\) does not depend on the inputs; leave it out of the exported model",
         ):
-            distinct_outputs(module(relay.Tuple([Y, constant])), ["weight"])
+            distinct_outputs(module_of(relay.Tuple([Y, constant])), ["weight"])

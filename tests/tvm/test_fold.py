@@ -21,16 +21,12 @@ from tvm import relay
 from tvm.contrib import graph_executor
 
 from tests.support.examples import examples
+from tests.support.networks import module_of
 from tvm_pipeline_tvm.kernel_sets import relay_kernels
 from tvm_pipeline_tvm.relay.fold import FoldConstantFast, fast_build, fast_context
 
 TARGET = "llvm -mcpu=x86-64-v3" if platform.machine() == "x86_64" else "llvm"
 RNG = np.random.default_rng(0)
-
-
-def module(body: relay.Expr) -> tvm.IRModule:
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
 
 
 def stock(mod: tvm.IRModule) -> tvm.IRModule:
@@ -39,7 +35,7 @@ def stock(mod: tvm.IRModule) -> tvm.IRModule:
 
 def assert_folds_as_relay(expr: relay.Expr) -> None:
     """Both passes leave one constant (or a tuple of them) of the same type and, within rounding, value."""
-    mod = module(expr)
+    mod = module_of(expr)
     ours, theirs = FoldConstantFast()(mod)["main"], stock(mod)["main"]
     assert ours.checked_type == theirs.checked_type
     fields = [body.fields if isinstance(body, relay.Tuple) else [body] for body in (ours.body, theirs.body)]
@@ -171,7 +167,7 @@ OPERATORS = {
 def test_operator_of_the_table(name: str, relay_must_not_fold: Callable[[], None]) -> None:
     assert_folds_as_relay(OPERATORS[name])
     relay_must_not_fold()
-    FoldConstantFast()(module(OPERATORS[name]))
+    FoldConstantFast()(module_of(OPERATORS[name]))
 
 
 LEFT_TO_RELAY = {
@@ -214,13 +210,13 @@ AS_RELAY_DOES = {
 
 def test_a_huge_constant_of_small_ones_is_computed_with_each_frame() -> None:
     huge = relay.broadcast_to(relay.const(1.0), (1 << 16, 1 << 16))
-    mod = module(relay.add(relay.var("x", shape=(1 << 16, 1 << 16)), huge))
+    mod = module_of(relay.add(relay.var("x", shape=(1 << 16, 1 << 16)), huge))
     assert "broadcast_to" in FoldConstantFast()(mod).astext()
 
 
 @pytest.mark.parametrize("name", AS_RELAY_DOES)
 def test_folds_what_relay_folds_and_nothing_else(name: str) -> None:
-    mod = module(AS_RELAY_DOES[name])
+    mod = module_of(AS_RELAY_DOES[name])
     before = mod.astext()
     tvm.ir.assert_structural_equal(FoldConstantFast()(mod), stock(mod), map_free_vars=True)
     assert mod.astext() == before, "the caller's module was changed"
@@ -250,7 +246,7 @@ def test_blocking_a_layout_and_back_is_the_identity(plain: list[str], blocked: l
     x = const(*(sizes[axis] for axis in plain))
     there = relay.layout_transform(x, source, target)
     assert_folds_as_relay(there)
-    back = FoldConstantFast()(module(relay.layout_transform(there, target, source)))["main"].body
+    back = FoldConstantFast()(module_of(relay.layout_transform(there, target, source)))["main"].body
     np.testing.assert_array_equal(back.data.numpy(), x.data.numpy())
 
 
@@ -260,13 +256,13 @@ def test_deep_graph() -> None:
     constant, mixed = half, X
     for _ in range(1100):  # deeper than Python recurses
         constant, mixed = relay.add(constant, half), relay.add(mixed, half)
-    body = FoldConstantFast()(module(relay.add(mixed, constant)))["main"].body
+    body = FoldConstantFast()(module_of(relay.add(mixed, constant)))["main"].body
     assert body.args[1].data.numpy() == 550.5
 
 
 def test_in_a_sequence_of_passes() -> None:
     passes = [relay.transform.SimplifyInference(), FoldConstantFast(), relay.transform.FuseOps(2)]
-    mod = module(relay.exp(relay.add(X, relay.add(const(4), const(4)))))
+    mod = module_of(relay.exp(relay.add(X, relay.add(const(4), const(4)))))
     with tvm.transform.PassContext(opt_level=3):
         fused = tvm.transform.Sequential(passes)(mod)["main"].body
     assert isinstance(fused.op, relay.Function)
@@ -294,7 +290,7 @@ def run(library: Any) -> np.ndarray:
 @pytest.mark.thorough
 def test_a_network_built_both_ways_gives_the_same_outputs(relay_must_not_fold: Callable[[], None]) -> None:
     """Of bytes; `test_slicing.py` compares one of floats with what Relay has folded."""
-    mod = module(int8_network())
+    mod = module_of(int8_network())
     with tvm.transform.PassContext(opt_level=3):
         expected = run(relay.build(mod, TARGET))
     before = mod.astext()  # not earlier: QNN's legalization writes defaults into the attributes it is given
@@ -308,6 +304,6 @@ def test_context_keeps_the_options_of_a_pass_context() -> None:
     context = fast_context(opt_level=2, instruments=[timing], disabled_pass=["FuseOps"])
     assert (context.opt_level, list(context.disabled_pass)) == (2, ["FuseOps"])
     with context:
-        mod, _ = relay.optimize(module(relay.add(X, relay.add(const(4), const(4)))), TARGET)
+        mod, _ = relay.optimize(module_of(relay.add(X, relay.add(const(4), const(4)))), TARGET)
         assert "PlanDevices" in timing.render()
     assert isinstance(mod["main"].body.args[1], relay.Constant)

@@ -13,7 +13,7 @@ from tests.support.parts import needs
 
 needs("Relay")
 
-from tests.support.networks import Weights, as_model, image, relay_module
+from tests.support.networks import Weights, as_model, image, module_of, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
@@ -22,9 +22,6 @@ from tvm_pipeline_tvm import kernel_sets
 from tvm_pipeline_tvm.host.detection import host_target
 from tvm_pipeline_tvm.kernel_sets import OWN, RelayKernels, choices_of, hashable, relay_kernels
 from tvm_pipeline_tvm.relay.compiled import RelayModel
-
-import tvm  # isort: skip
-from tvm import relay  # isort: skip
 
 
 @pytest.fixture
@@ -79,7 +76,7 @@ def test_a_model_compiles_by_tvms_own_kernels_to_close_values(monkeypatch: pytes
     """Both are compiled in this process, since a child would find the guest."""
     weights, target, said = Weights(), host_target(), log_lines("INFO")
     body = weights.conv(image(extent=8), 16)
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    mod = module_of(body)
     model = as_model("layer", mod, weights.params)
     device = Device("cpu0", "host", (0,), target)
     with_kernels = RelayModel.compile(model, (target,), lambda _: None)

@@ -19,7 +19,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.examples import examples
-from tests.support.networks import Weights, as_model, image
+from tests.support.networks import Weights, as_model, image, module_of
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline_tvm.relay.compiled import RelayModel
@@ -43,8 +43,7 @@ def towers(w: Weights) -> relay.Expr:
 def module(network: Callable[[Weights], relay.Expr]) -> tuple[tvm.IRModule, dict[str, Any]]:
     weights = Weights()
     body = network(weights)
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function)), weights.params
+    return module_of(body), weights.params
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import Weights
+from tests.support.networks import Weights, module_of
 from tests.support.overwriting_cases import CASES, aligned, check
 from tests.tvm.targets import LEVELS, runs_here
 from tests.tvm.test_slice_plan import Kernels
@@ -130,7 +130,7 @@ def apart(x: relay.Expr) -> relay.Expr:
 
 
 def library_of(body: relay.Expr, weights: Weights, target: str, folder: Path) -> Library:
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    module = module_of(body)
     compile_module("network", module, weights.params, target, folder)
     return load_library(folder)
 

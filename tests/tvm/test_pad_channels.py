@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.networks import Weights
+from tests.support.networks import Weights, module_of
 from tests.tvm.targets import run
 from tvm_pipeline_tvm.padded_channels import padded_channels
 from tvm_pipeline_tvm.relay.fold import fast_build
@@ -24,8 +24,7 @@ def module(end: Ends, channels: int = 100) -> tuple[tvm.IRModule, dict[str, obje
     weights = Weights()
     x = relay.var("data", shape=(1, 16, 9, 9))
     y = end(weights, relay.nn.conv2d(x, weights(channels, 16, 1, 1), channels=channels, kernel_size=(1, 1)))
-    function = relay.Function(relay.analysis.free_vars(y), y)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function)), weights.params
+    return module_of(y), weights.params
 
 
 def kinds(mod: tvm.IRModule) -> list[str]:
@@ -112,5 +111,5 @@ def test_a_network_that_is_deeper_than_python_recurses() -> None:
     y = relay.var("data", shape=(1, 16, 4, 4))
     for _ in range(3000):
         y = relay.nn.relu(y)
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    mod = module_of(y)
     assert pad_channels(mod, {}) is mod

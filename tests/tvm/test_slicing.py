@@ -19,7 +19,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.examples import examples
-from tests.support.networks import Weights, as_model, every_tensor, image, relay_module
+from tests.support.networks import Weights, as_model, every_tensor, image, module_of, relay_module
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
@@ -225,7 +225,7 @@ def test_fields_of_a_split_cross_where_only_one_is_read(two_devices: tuple[Devic
     weights = Weights()
     fields = relay.split(weights.conv(image(), 12), 3, axis=1)  # AVX2 has blocks of six, SSE of four
     body = relay.concatenate([weights.conv(field, 8) for field in fields], axis=1)
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    mod = module_of(body)
     targets = [device.target for device in two_devices]
     model = RelayModel.compile(as_model("fields", mod, weights.params), targets, lambda _: None)
     frame = random_frame(model.graph.inputs)

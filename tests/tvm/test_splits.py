@@ -9,7 +9,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tests.support.networks import Weights, image
+from tests.support.networks import Weights, image, module_of
 from tests.tvm.targets import LEVELS, built, run
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline_tvm.relay.fold import fast_build
@@ -21,22 +21,17 @@ from tvm import relay  # isort: skip
 FRAME = {"data": np.random.default_rng(1).standard_normal((1, 3, 16, 16)).astype("float32")}
 
 
-def module(body: relay.Expr) -> tvm.IRModule:
-    function = relay.Function(relay.analysis.free_vars(body), body)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
-
-
 def test_sections_become_indices() -> None:
     x = relay.var("x", shape=(1, 24, 8, 8))
     before = relay.concatenate(relay.split(relay.split(x, 3, axis=-3)[1], 2, axis=2), axis=1)
     after = relay.concatenate(relay.split(relay.split(x, [8, 16], axis=1)[1], [4], axis=2), axis=1)
-    tvm.ir.assert_structural_equal(SplitByIndices()(module(before)), module(after))
+    tvm.ir.assert_structural_equal(SplitByIndices()(module_of(before)), module_of(after))
 
 
 @pytest.mark.parametrize("sections", [1, [5, 9]])
 def test_other_splits_stay(sections: int | list[int]) -> None:
     x = relay.var("x", shape=(1, 24, 8, 8))
-    before = module(relay.split(x, sections, axis=1).astuple())
+    before = module_of(relay.split(x, sections, axis=1).astuple())
     tvm.ir.assert_structural_equal(SplitByIndices()(before), before)
 
 
@@ -46,7 +41,7 @@ def sections() -> tuple[tvm.IRModule, Weights]:
     for channels, count in ((24, 3), (10, 5)):
         parts = relay.split(weights.conv(data, channels, 1), count, axis=1)
         made.append(relay.concatenate([weights.conv(parts[0], 8, 1), *list(parts)[1:]], axis=1))
-    return module(relay.Tuple(made)), weights
+    return module_of(relay.Tuple(made)), weights
 
 
 def expected() -> list[Array]:

@@ -12,6 +12,7 @@ from tests.support.parts import needs
 
 needs("tvm")
 
+from tests.support.networks import module_of
 from tests.tvm.targets import run, runs_here
 from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
 from tvm_pipeline_tvm.relay.channels_first import channels_first
@@ -83,7 +84,7 @@ def network() -> tvm.IRModule:
     x = relay.mean(relay.cast(x, "int32"), axis=(1, 2))
     x = relay.qnn.requantize(x, half, relay.const(11), half, relay.const(ZERO), out_dtype="int8")
     x = write.dense(relay.reshape(x, (1, 16)), 16, ZERO, 72)
-    return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(x), x)))
+    return module_of(x)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from tests.support.networks import Weights
+from tests.support.networks import Weights, module_of
 from tests.support.stages import random_frame
 from tests.tvm.targets import LEVELS, by_topi, run, runs_here
 from tvm_pipeline.core.graph import Tensor
@@ -54,7 +54,7 @@ def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
         y = relay.add(y, relay.nn.relu(y))  # a second reader of the convolution
     if random.random() < 0.5:
         y = relay.clip(y, 0.0, 6.0)
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
     return module, weights.params, Tensor("data", (1, channels, height, width))
 
 
@@ -75,7 +75,7 @@ def test_channels_that_fill_no_vector() -> None:
     weights = Weights()
     x = relay.var("data", shape=(1, 12, 11, 13))
     y = weights.conv(weights.conv(x, 10, 3), 17, 1)
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
     frame = random_frame([Tensor("data", (1, 12, 11, 13))])
     (plain,) = run(fold.fast_build(module, "llvm", weights.params), frame)
     for target in filter(runs_here, ("llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v4")):
@@ -90,7 +90,7 @@ def test_the_inner_loop_multiplies_vectors_as_wide_as_the_target_has(target: str
     weights = Weights()
     x = relay.var("data", shape=(1, 16, 14, 14))
     y = weights.conv(weights.conv(x, 64, 1), 64, 3)
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
     library = fold.fast_build(module, target, weights.params)
     assembly = library.get_lib().get_source("asm")
     wide = [line for line in assembly.splitlines() if "vfmadd" in line and WIDE[target] in line]
@@ -105,7 +105,7 @@ def deep() -> Callable[[str], tuple[Network, str]]:
     def compiled(target: str) -> tuple[Network, str]:
         weights = Weights()
         y = weights.conv(weights.conv(relay.var("data", shape=(1, 16, 7, 7)), 128, 1), 64, 3)
-        module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+        module = module_of(y)
         library = fold.fast_build(module, target, weights.params)
         return (module, weights.params, library), library.get_lib().get_source("asm")
 
@@ -143,7 +143,7 @@ def test_no_sum_is_stored_between_its_additions(deep: Callable[[str], tuple[Netw
 def test_other_weights_are_not_fetched(read: int, written: int, extent: int) -> None:
     weights = Weights()
     y = weights.conv(weights.conv(relay.var("data", shape=(1, 16, 3, 3)), read, 1), written, extent)
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
     assert "prefetch" not in fold.fast_build(module, "llvm -mcpu=x86-64-v3", weights.params).get_lib().get_source("asm")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.networks import Weights
+from tests.support.networks import Weights, module_of
 from tests.support.stages import random_frame
 from tests.tvm.targets import LEVELS, TARGETS, built, by_topi, run, runs_here
 from tvm_pipeline.backends.contract import Array
@@ -127,7 +127,7 @@ def network(layer: Layer, random: Random) -> Network:
     weights = Weights()
     shape = (1, random.choice([2, 8, 24]), random.randint(7, 21), random.randint(7, 40))
     y = layer(random, weights, relay.nn.relu(relay.var("data", shape=shape)))
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
     return module, weights.params, Tensor("data", shape)
 
 
@@ -202,7 +202,7 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
     x = relay.var("data", shape=(1, 16, 9, 8))
     parts = [weights.conv(x, 32, 1), weights.conv(x, 16, 1)]
     y = relay.add(relay.multiply(relay.concatenate(parts, axis=1), weights(48, 1, 1)), weights(48, 1, 1))
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
     frame = random_frame([Tensor("data", (1, 16, 9, 8))])
     for target in filter(runs_here, ("llvm -mcpu=x86-64-v3", WIDE)):
         (own,) = run(fold.fast_build(module, target, weights.params), frame)
@@ -233,7 +233,7 @@ def test_loops_that_topi_leaves_to_single_numbers_are_of_vectors(
 ) -> None:
     weights = Weights()
     y = layer(weights, relay.var("data", shape=(1, 8, 13, 16)))
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    module = module_of(y)
 
     def wide() -> int:
         assembly = fold.fast_build(module, WIDE, weights.params).get_lib().get_source("asm")

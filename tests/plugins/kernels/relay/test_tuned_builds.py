@@ -17,7 +17,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.plugins.kernels.relay.test_schedules import layer
-from tests.support.networks import Weights, as_model, relay_module
+from tests.support.networks import Weights, as_model, module_of, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import TunedKernels
@@ -70,7 +70,7 @@ def test_a_choice_is_what_is_compiled() -> None:
     weights = Weights()
     y = weights.conv(relay.var("data", shape=(1, 16, 9, 9)), 16, 3)
     y = relay.nn.conv2d(y, weights(16, 1, 3, 3), channels=16, groups=16, kernel_size=(3, 3))
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    mod = module_of(y)
     params = weights.params
     choices = random_choices(mod, params, TARGET, Random(0))
     plain = fast_build(mod, TARGET, params).get_lib().get_source("asm")
@@ -83,7 +83,7 @@ def network(channels: int = 16) -> Model:
     """Return two convolutions of different workloads, which also differ with the channels between them."""
     weights = Weights()
     y = weights.conv(weights.conv(relay.var("data", shape=(1, 16, 9, 9)), channels), 16, 1)
-    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    mod = module_of(y)
     return as_model(f"net{channels}", mod, weights.params)
 
 

@@ -20,7 +20,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.plugins.kernels.relay.test_tuner import tuned
-from tests.support.networks import Weights, as_model
+from tests.support.networks import Weights, as_model, module_of
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import Array, TunedKernels
@@ -162,12 +162,8 @@ def test_other_convolutions_have_no_choice(options: dict[str, Any]) -> None:
     weights = Weights()
     shape = options["channels"], 16 // options["groups"], *options["kernel_size"]
     body = relay.nn.conv2d(relay.nn.relu(relay.var("data", shape=(1, 16, 12, 12))), weights(*shape), **options)
-    for task in tasks_of(optimized(as_module(body), TARGET, weights.params)):
+    for task in tasks_of(optimized(module_of(body), TARGET, weights.params)):
         assert winograd_choices(task.workload, CORES) == []
-
-
-def as_module(body: relay.Expr) -> tvm.IRModule:
-    return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
 
 
 def direct(data: Array, weights: Array, padding: tuple[int, ...]) -> Array:
@@ -200,7 +196,7 @@ def test_values_are_within_the_stated_tolerance(target: str, size: int) -> None:
     if random.random() < 0.6:
         y = relay.add(relay.nn.relu(relay.nn.bias_add(y, weights(channels))), relay.const(0.5))
         expected = np.maximum(expected + weights.params["w1"].numpy()[:, None, None], 0) + 0.5
-    mod = as_module(y)
+    mod = module_of(y)
     [task] = tasks_of(optimized(mod, target, weights.params))
     forms = [form for form in winograd_choices(task.workload, cores_of(target)) if form[0] == size]
     choices = {task.workload: random.choice(forms)}
@@ -216,9 +212,9 @@ def test_what_follows_may_store_another_type() -> None:
     weights, [tensor] = Weights(), [Tensor("data", (1, 16, 9, 9))]
     kernel = weights(16, 16, 3, 3)
     y = relay.nn.conv2d(relay.var("data", shape=tensor.shape), kernel, channels=16, kernel_size=(3, 3))
-    [task] = tasks_of(optimized(as_module(y), TARGET, weights.params))
+    [task] = tasks_of(optimized(module_of(y), TARGET, weights.params))
     choices, frame = {task.workload: winograd_choices(task.workload, CORES)[0]}, random_frame([tensor])
-    library = fast_build(as_module(relay.cast(y, "float64")), TARGET, weights.params, choices, tolerance=1e-4)
+    library = fast_build(module_of(relay.cast(y, "float64")), TARGET, weights.params, choices, tolerance=1e-4)
     assert "winograd" in " ".join(library.function_metadata.keys())
     (found,) = run(library, frame)
     expected = direct(frame["data"], weights.params["w0"].numpy(), (0, 0, 0, 0))
@@ -247,7 +243,7 @@ def network(tolerance: float) -> Model:
     weights = Weights()
     first = weights.conv(relay.var("data", shape=(1, 16, 12, 13)), 16)
     body = weights.conv(relay.add(weights.conv(first, 16), first), 32)
-    return replace(as_model("residual", as_module(body), weights.params), tolerance=tolerance)
+    return replace(as_model("residual", module_of(body), weights.params), tolerance=tolerance)
 
 
 @pytest.mark.thorough
@@ -295,14 +291,14 @@ def uneven() -> Model:
     weights.params["w0"] = tvm.nd.array(weights.params["w0"].numpy() + large)
     data = relay.repeat(relay.var("data", shape=(1, 8, 40, 40)), 2, 1)  # so that the large products cancel
     body = relay.nn.conv2d(data, kernel, channels=16, kernel_size=(3, 3), padding=(1, 1))
-    return replace(as_model("uneven", as_module(body), weights.params), tolerance=1e-5)
+    return replace(as_model("uneven", module_of(body), weights.params), tolerance=1e-5)
 
 
 @x86
 def test_the_static_rule_is_compiled_and_its_error_measured(caplog: pytest.LogCaptureFixture) -> None:
     weights = Weights()
     body = weights.conv(relay.var("data", shape=(1, 32, 40, 40)), 32)
-    model = replace(as_model("plain", as_module(body), weights.params), tolerance=1e-5)
+    model = replace(as_model("plain", module_of(body), weights.params), tolerance=1e-5)
     library = build_library(model, TARGET, choices={})
     assert library.tuning.winograd == 1
     assert library.tuning.choices == ()
@@ -324,7 +320,7 @@ def test_the_static_rule_is_compiled_and_its_error_measured(caplog: pytest.LogCa
 def test_arm_cores_have_it() -> None:
     """As a board finds its target, for which TVM takes its schedules for x86."""
     weights = Weights()
-    mod = as_module(weights.conv(relay.var("data", shape=(1, 32, 40, 40)), 32))
+    mod = module_of(weights.conv(relay.var("data", shape=(1, 32, 40, 40)), 32))
     target = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
     assert cores_of(target) == Cores(4, ARM_REGISTERS)
     library = fast_build(mod, target, weights.params, tolerance=1e-5)
@@ -398,7 +394,7 @@ def test_tuning_tries_it_for_a_model_that_allows_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tuner, "CANDIDATES", 2)
     monkeypatch.setattr(winograd, "MOST_FORMS", 1)
     weights = Weights()
-    model = as_model("layer", as_module(weights.conv(relay.var("data", shape=(1, 16, 12, 12)), 16)), weights.params)
+    model = as_model("layer", module_of(weights.conv(relay.var("data", shape=(1, 16, 12, 12)), 16)), weights.params)
     allowing = replace(model, tolerance=1e-5)
     report = tuned(allowing)
     assert (report.kernels, report.measured, report.candidates) == (1, 1, 4)
@@ -414,7 +410,7 @@ def test_tuning_tries_it_for_a_model_that_allows_it(monkeypatch: pytest.MonkeyPa
 def test_a_candidate_computes_what_the_library_will() -> None:
     """From the same data and the same weights, which were transformed when the library was compiled."""
     weights = Weights()
-    mod = as_module(weights.conv(relay.var("data", shape=(1, 16, 9, 11)), 32))
+    mod = module_of(weights.conv(relay.var("data", shape=(1, 16, 9, 11)), 32))
     [task] = tasks_of(optimized(mod, TARGET, weights.params))
     choice = winograd_choices(task.workload, CORES)[0]
     factory = fast_build(mod, TARGET, weights.params, {task.workload: choice}, tolerance=1e-4)
