@@ -26,6 +26,7 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
 from tvm_pipeline.planning.registry import OWN
 from tvm_pipeline.planning.search import states
+from tvm_pipeline.testing import example_problem
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 
@@ -241,6 +242,14 @@ def test_the_only_plan_possible_says_so() -> None:
 def test_an_unknown_scheduler_is_refused_with_the_known_ones() -> None:
     with pytest.raises(OptionError, match=f"there is no scheduler magic; there are best, {', '.join(OWN)}"):
         planning.plan(net(), "magic")
+
+
+def test_a_decision_tells_whether_its_scheduler_was_asked_for() -> None:
+    """The only plan of one device was not asked for."""
+    problem = example_problem()
+    alone = replace(problem, platform=replace(problem.platform, devices=problem.platform.devices[:1]))
+    assert [planning.plan(alone).asked, planning.plan(alone, "single").asked] == [False, True]
+    assert len(planning.plan(alone).candidates) == 1
 
 
 def test_a_scheduler_is_not_asked_for_stages_that_it_does_not_make() -> None:

@@ -239,7 +239,7 @@ def command(
             measured = problem.profile
         elif plan:
             given = given_plan(problem, plan)
-            decision = Decision(given, (given,), f"it was given by {plan}")
+            decision = Decision(given, (given,), f"it was given by {plan}", asked=True)
         else:
             seconds = verify_seconds(verify, obstacle)
 

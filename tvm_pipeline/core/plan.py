@@ -367,6 +367,7 @@ class Decision:
         segments: stages that were measured as a whole for this decision; a profile with them predicts the plan.
         measured: the candidates that ran side by side for this decision, the chosen one first. Their predictions are as
             they were before.
+        asked: whether this plan or its scheduler was asked for, so that no others compete.
 
     Examples:
         >>> from tvm_pipeline.testing import example_problem
@@ -384,6 +385,7 @@ class Decision:
     why: str
     segments: tuple[SegmentProfile, ...] = ()
     measured: tuple[Measured, ...] = ()
+    asked: bool = False
 
     def times_s(self, plan: Plan) -> tuple[tuple[float, ...], ...]:
         """Return the measured seconds of a plan's stages, as `Measured` has them; empty where it did not run."""

@@ -57,7 +57,8 @@ def chosen_by_simulation(problem: Problem, decision: Decision, propose: Callable
         f"{describe(best)} is the fastest of {len(rates)} simulated plans, {most:.4g} fps with turns on the bus; "
         f"{describe(first)}, the best by its bound, makes {rates[first]:.4g} there"
     )
-    return Decision(best, (best, *(p for p in decision.candidates if p.stages != best.stages)), why)
+    others = (plan for plan in decision.candidates if plan.stages != best.stages)
+    return replace(decision, plan=best, candidates=(best, *others), why=why)
 
 
 def _proposals(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Iterator[Plan]:

@@ -90,9 +90,8 @@ def measured_plan(
     with_segments = replace(problem, profile=replace(problem.profile, segments=tuple(measured)))
     _log.info(f"{found.evaluations} stages compiled and measured")
     plan = judged(with_segments, plan)
-    return Decision(
-        plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured", segments=tuple(measured)
-    )
+    why = f"each of its {len(plan.stages)} stages was compiled and measured"
+    return Decision(plan, (plan,), why, segments=tuple(measured), asked=True)
 
 
 def _alike(devices: Sequence[Device]) -> tuple[Device, ...]:

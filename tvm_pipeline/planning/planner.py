@@ -291,7 +291,7 @@ def _decided(
     share = idle_share(problem, plans[0].predicted) if problem.objective == "energy" else 0.0
     if share:
         why += f"; {share:.0%} of its energy is the {idle_w(problem):.3g} W of the idle machine"
-    return Decision(plans[0], tuple(plans), why)
+    return Decision(plans[0], tuple(plans), why, asked=scheduler != BEST)
 
 
 def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int, tuple[float, ...]]:

@@ -52,7 +52,7 @@ def plan_modes(problems: Sequence[Problem], scheduler: str = BEST) -> Decision:
     decisions.sort(key=lambda decision: cost_key(decision.plan))
     chosen = _with_common_bound(decisions, list(errors.values()))
     others = sorted((p for d in decisions for p in d.candidates if p != decisions[0].plan), key=cost_key)
-    return Decision(chosen, (chosen, *others), _why(decisions, errors))
+    return replace(decisions[0], plan=chosen, candidates=(chosen, *others), why=_why(decisions, errors))
 
 
 def _raise(error: NoPlanError) -> Decision:

@@ -129,7 +129,8 @@ def plan_with_host(
             return HostPlan(usual, judged(usual, bundle.plan), bundle.decision)
         listener.say(f"the bundle was planned for another application ({differs}), so it is measured and planned anew")
     path = cache_folder() / "applications" / f"{key}.json"
-    if key and not fresh and not given and (before := _kept(path)) is not None:
+    key = "" if isinstance(given, Path) else key  # whose content the key does not have
+    if key and not fresh and (before := _kept(path)) is not None:
         try:
             problem = _requested(usual, graph, before.profile, rate_fps)
             plan = judged(replace(problem, min_throughput_fps=None), before.decision.plan)
@@ -139,14 +140,18 @@ def plan_with_host(
         else:
             listener.say(f"planned for this bundle, source and decoder before; `fresh` measures again ({path})")
             alone = replace(before.decision, plan=plan, candidates=(plan,))
-            return HostPlan(problem, kept_in_time(problem, alone, deadline, listener).plan, before.decision)
+            decision = None if given else before.decision
+            return HostPlan(problem, kept_in_time(problem, alone, deadline, listener).plan, decision)
     if first:
         return first
     profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:
         plan = given_plan(problem, given, with_host) if isinstance(given, Path) else with_host(problem, given)
-        return HostPlan(problem, kept_in_time(problem, Decision(plan, (plan,), ""), deadline, listener).plan)
+        alone = Decision(plan, (plan,), "", asked=True)
+        if key:
+            _keep(path, _KeptPlan(profile, alone))
+        return HostPlan(problem, kept_in_time(problem, alone, deadline, listener).plan)
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
     decision = verified(problem, decision, run, verify_s, meter, rate_fps)

@@ -176,7 +176,7 @@ def _with_latencies(planned: HostPlan, bundle: Bundle) -> HostPlan:
 
 def _was_given(bundle: Bundle) -> bool:
     """Return whether a bundle was compiled with a plan or a scheduler that was asked for, so that it is kept."""
-    return not bundle.application and (bundle.decision is None or len(bundle.decision.candidates) == 1)
+    return not bundle.application and (bundle.decision is None or bundle.decision.asked)
 
 
 def plan_alone(settings: Settings, bundle: Bundle, plan: Path | None = None) -> HostPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -62,7 +63,18 @@ def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, c
     assert "before" not in cli("run", bundle, "--plan-first", "--source", FILM).err
 
 
+def test_a_plan_that_was_asked_for_stays_and_what_was_measured_around_it_is_kept(cli, model, tmp_path):
+    given = tmp_path / "given.tar"
+    assert cli("compile", model, "-o", given, "--scheduler", "single", "--verify", 0).code == 0
+    first = cli("run", given, "--source", FILM, "--json")
+    again = cli("run", given, "--source", FILM, "--json")
+    assert "planned for this bundle" not in first.err
+    assert "planned for this bundle" in again.err
+    assert again.json["stages"] == first.json["stages"]
+
+
 @pytest.mark.thorough
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core no plans compete")
 def test_candidates_run_side_by_side_on_the_source(cli, bundle):
     outcome = cli("run", bundle, "--plan-first", "--source", FILM, "--verify", 0.2)
     assert outcome.code == 0, outcome.err
