@@ -39,6 +39,7 @@ def test_relay_passes():
 
 
 @pytest.mark.needs("Relax")
+@pytest.mark.needs("two cores")
 def test_ten_lines(tmp_path):
     out = run(EXAMPLES / "ten_lines.py", write_picture_net(tmp_path / "net.onnx"))
     assert "\n49 {" in out

@@ -81,6 +81,7 @@ def test_plans_that_do_not_fit(cli, bundle, tmp_path, change, word):
     fails(cli("bench", bundle, "--plan", plan), word)
 
 
+@pytest.mark.needs("two cores")
 def test_a_plan_with_a_cycle_between_its_stages(cli, bundle, tmp_path):
     plan = tmp_path / "plan.txt"
     assert cli("plan", bundle, "--stages", 2, "--verify", 0, "-o", plan).code == 0

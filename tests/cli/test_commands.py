@@ -71,16 +71,19 @@ def test_plan_gives_one_json_object(cli, bundle, tmp_path):
     assert [list(stage.operators) for stage in written.stages] == [stage["operators"] for stage in planned["stages"]]
 
 
+@pytest.mark.needs("two cores")
 def test_plan_says_why_the_winner_won(cli, bundle):
     outcome = cli("plan", bundle, "--verify", 0, "--objective", "latency")
     assert outcome.code == 0
     assert "has the best latency" in " ".join(outcome.out.split())
 
 
+@pytest.mark.needs("two cores")
 def test_a_given_number_of_stages_is_kept(cli, bundle):
     assert len(cli("plan", bundle, "--verify", 0, "--stages", 2, "--json").json["stages"]) == 2
 
 
+@pytest.mark.needs("two cores")
 def test_compile_then_bench_a_hand_written_plan(cli, model, bundle, tmp_path):
     plan = tmp_path / "plan.txt"
     assert cli("plan", bundle, "--verify", 0, "--stages", 2, "-o", plan).code == 0
@@ -153,6 +156,7 @@ def test_bench_prints_a_table(cli, bundle, monkeypatch):
     assert all(line.count("%") >= 2 for line in shown)
 
 
+@pytest.mark.needs("two cores")
 def test_bench_runs_plans_of_files_alone(cli, bundle, tmp_path):
     for scheduler in ("single", "two-stage"):
         assert cli("plan", bundle, "--scheduler", scheduler, "-o", tmp_path / f"{scheduler}.txt").code == 0

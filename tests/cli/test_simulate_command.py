@@ -86,6 +86,7 @@ def test_the_gantt_chart_is_that_of_the_run(cli, what, tmp_path):
     assert cli("simulate", *what, "--gantt", tmp_path / "gantt.txt").code == 2
 
 
+@pytest.mark.needs("two cores")
 def test_a_bundle_has_its_own_plan(cli, bundle, tmp_path):
     outcome = cli("simulate", bundle, "--frames", 100, "--json")
     assert outcome.code == 0, outcome.err

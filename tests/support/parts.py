@@ -3,7 +3,8 @@
     needs("tvm")                        # at the head of a file, or in a fixture or a test: skip without it
     @pytest.mark.needs("mosquitto")     # the same as a mark of one test
 
-A part is a module of Python, a program, or a library of the system. Every skip for a missing part comes from here.
+A part is a module of Python, a program, a library of the system, or a second core. Every skip for a missing part comes
+from here.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def _gstreamer() -> bool:
 
 # part -> whether it is here, and how to install it
 _PARTS: dict[str, tuple[Callable[[], object], str]] = {
+    "two cores": (lambda: len(os.sched_getaffinity(0)) > 1, "a machine of one core has one plan for its CPU"),
     "tvm": (_module("tvm"), "pip install '.[tvm]'"),
     "Relax": (lambda: _module("tvm")() and not _module("tvm.relay")(), "pip install '.[tvm]' in another environment"),
     "Relay": (_module("tvm.relay"), "pip install '.[relay]' in another environment"),
@@ -165,4 +167,4 @@ def _is_here(part: str) -> bool:
 def needs(part: str) -> None:
     """Skip the test, or the whole file, if a part is missing; the reason says how to install it."""
     if not _is_here(part):
-        pytest.skip(f"{part} is not installed: {_PARTS[part][1]}", allow_module_level=True)
+        pytest.skip(f"{part} missing: {_PARTS[part][1]}", allow_module_level=True)

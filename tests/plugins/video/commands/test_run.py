@@ -52,6 +52,7 @@ def test_a_report_has_the_measured_figures_and_an_overlay_changes_pixels(cli, bu
     assert cli("run", bundle, *arguments).json["stages"] == outcome.json["stages"]
 
 
+@pytest.mark.needs("two cores")
 def test_a_run_that_changed_its_plan_is_reported(cli, bundle, tmp_path, monkeypatch):
     """The plan that it ends by is one that was not measured when the first plan was chosen."""
 

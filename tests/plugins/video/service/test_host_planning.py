@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -74,7 +73,7 @@ def test_a_plan_that_was_asked_for_stays_and_what_was_measured_around_it_is_kept
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core no plans compete")
+@pytest.mark.needs("two cores")
 def test_candidates_run_side_by_side_on_the_source(cli, bundle):
     outcome = cli("run", bundle, "--plan-first", "--source", FILM, "--verify", 0.2)
     assert outcome.code == 0, outcome.err
