@@ -44,10 +44,10 @@ from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.plan import Plan, Prediction, Stage, describe
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
 from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.frame_stream import FrameStream
 from tvm_pipeline.runtime.strategy import Strategy
+from tvm_pipeline_papers.algorithm_1 import algorithm_1
 from tvm_pipeline_papers.balance import Balance
 from tvm_pipeline_papers.line_search import LineSearch
 

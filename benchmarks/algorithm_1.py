@@ -28,7 +28,7 @@ from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import NoPlanError
-from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
+from tvm_pipeline_papers.algorithm_1 import algorithm_1
 
 RECORDED = sorted(path.stem for path in (Path(__file__).parents[1] / "profiles/keras").glob("*.json"))
 MEASURED = ("mobilenet", "squeezenet", "resnet-18", "light_inception_v1", "light_shufflenet", "inception_v3")

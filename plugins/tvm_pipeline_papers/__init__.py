@@ -1,5 +1,6 @@
 """Algorithms of papers to compare the engine with: schedulers, strategies, a command, and others for benchmarks.
 
+algorithm_1.py        the scheduler `algorithm-1`: Algorithm 1 of Velasco-Montero et al., as it is printed
 balance.py            the strategy `balance`: one operator at a time moves to the faster stage
 line_search.py        the strategy `line-search`: Algorithm 2 of Velasco-Montero et al., trials of one cut after another
 all_cuts.py           the command `all-cuts`

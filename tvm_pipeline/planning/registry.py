@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
-from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
 from tvm_pipeline.planning.baselines.segments import even_parameters, greedy
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
 from tvm_pipeline.planning.local.local_search import local_search
@@ -77,13 +76,6 @@ OWN: dict[str, Scheduler] = {
         BY_CUTS,
         ALL_LIMITS | {"activations"},
         stages=(2,),
-    ),
-    "algorithm-1": Scheduler(
-        algorithm_1,
-        "one stage or two, by Velasco-Montero et al.'s Algorithm 1 as printed",
-        TIMED,
-        stages=(1, 2),
-        instead="two-stage or best",
     ),
     "chain": Scheduler(chain, "the best pipeline along the graph's order", BY_CUTS, ALL_LIMITS | {"activations"}),
     "ideals": Scheduler(ideals, "the best pipeline of all cuts, by dynamic programming", BY_CUTS, ALL_LIMITS),

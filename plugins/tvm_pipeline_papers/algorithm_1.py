@@ -1,4 +1,4 @@
-"""Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) as it is printed, beside our `two_stage`.
+"""Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) as it is printed: the scheduler `algorithm-1`.
 
 For both orders of two devices, and for every n from 1 to N, the first n operators in the graph's order run on the first
 device and the others on the second. A stage takes the sum of its operators' seconds and the transfer into its device,
@@ -14,8 +14,8 @@ device and the others on the second. A stage takes the sum of its operators' sec
 - The paper has two devices. Of more devices, all pairs that share no cores are tried.
 - For latency and energy the value is the sum of both stages (equations 4 and 5), and energy has no transfers.
 
-Our `two_stage` values each cut as the judge does, so the judge finds this plan better only where it is a plan of one
-device, or where a bus counts. benchmarks/algorithm_1.py shows how much it loses.
+The scheduler `two-stage` values each cut as the judge does, so the judge finds this plan better only where it is a plan
+of one device, or where a bus counts. benchmarks/algorithm_1.py shows how much it loses.
 """
 
 from __future__ import annotations
@@ -24,13 +24,9 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate, permutations
 
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
-from tvm_pipeline.core.platform import Device
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import known_cost_of, require_energy
-from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline import Device, Plan, Problem, Stage, evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
-from tvm_pipeline.planning.search.cuts import prefixes
+from tvm_pipeline.planning import Scheduler, known_cost_of, prefixes
 
 
 def algorithm_1(problem: Problem) -> Plan:
@@ -39,10 +35,8 @@ def algorithm_1(problem: Problem) -> Plan:
     Raises:
         InfeasibleError: there are no two devices that share no cores, or no cut that both can run and hold.
         LimitMissedError: the plan that the algorithm chose breaks a limit, of which it knows nothing.
-        ProfileError: a device has neither measurements nor a model, or for energy no power.
+        ProfileError: a device has neither measurements nor a model.
     """
-    if problem.objective == "energy":
-        require_energy(problem)
     names = [operator.name for operator in problem.graph.operators]
     best = math.inf
     chosen: tuple[Stage, ...] = ()
@@ -60,11 +54,11 @@ def algorithm_1(problem: Problem) -> Plan:
             f"algorithm-1 needs two devices that share no cores and can run and hold a cut of {problem.graph.name}; "
             f"platform {problem.platform.name} has {listed}"
         )
-    plan = Plan(problem.graph.name, "algorithm-1", problem.objective, chosen, Prediction())
     try:
-        return judged(problem, plan)
+        predicted = evaluate(problem, chosen).predicted
     except PlanError as error:
         raise LimitMissedError(f"the plan of algorithm-1 breaks a limit: {error}") from error
+    return Plan(problem.graph.name, "algorithm-1", problem.objective, chosen, predicted)
 
 
 def _values(problem: Problem, first: Device, second: Device) -> Iterator[tuple[int, float]]:
@@ -102,3 +96,12 @@ def _k(problem: Problem, source: Device, target: Device) -> float:
         return 0.0
     link = problem.link(source.name, target.name).transfer
     return link.s_per_byte + known_cost_of(problem, target).receive.s_per_byte
+
+
+ALGORITHM_1 = Scheduler(
+    algorithm_1,
+    "one stage or two, by Velasco-Montero et al.'s Algorithm 1 as printed",
+    frozenset({"throughput", "latency", "energy"}),
+    stages=(1, 2),
+    instead="two-stage or best",
+)

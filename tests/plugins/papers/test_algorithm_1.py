@@ -20,8 +20,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
 from tvm_pipeline.planning.search.dynamic_programming import two_stage
+from tvm_pipeline_papers.algorithm_1 import algorithm_1
 
 
 @pytest.mark.parametrize("objective", TIMED)
