@@ -25,7 +25,7 @@ from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
 from tvm_pipeline.planning.registry import OWN
-from tvm_pipeline.planning.search import states
+from tvm_pipeline.planning.search import space
 from tvm_pipeline.testing import example_problem
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
@@ -123,7 +123,7 @@ def test_throughput_is_the_best_of_pipelines_replicas_and_both(problem: Problem)
 @pytest.mark.thorough
 def test_where_devices_have_too_many_states_other_searches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of 16 unequal devices: here the limit is lower."""
-    monkeypatch.setattr(states, "MOST_CELLS", 8)
+    monkeypatch.setattr(space, "MOST_CELLS", 8)
     for seed in range(6):
         objective: Objective = "latency" if seed % 2 else "throughput"
         problem = random_problem(random.Random(seed), objective, operators=(2, 5), devices=(2, 3), choose_stages=False)

@@ -41,7 +41,7 @@ from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
 from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over, two_stage
 from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.planning.search.space import replica_units, single_units
-from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replicas
+from tvm_pipeline.planning.search.work_bound import shares_replicas
 
 # `best` searches for replicated stages over all downsets up to this number, else over the graph's own order.
 MOST_HYBRID_CUTS = 10_000
@@ -76,7 +76,7 @@ def find_candidates(problem: Problem, deadline: float | None) -> SearchResult:
         plans = [plan for plan in plans if len(plan.stages) == problem.stages]
     # Two algorithms that agree are one candidate, named after the simpler one.
     distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
-    bound = _common_bound(problem, plans, errors, deadline)
+    bound = _common_bound(problem, plans, errors, deadline, bound_of_every_plan)
     if plans and (bound is None or not any(reaches(plan, bound) for plan in plans)):
         bound = better_bound(problem, bound, bound_of_every_plan())
     # Of the errors, that of the search for pipelines tells most: it is the widest search that always runs.
@@ -170,7 +170,7 @@ def _revisits(problem: Problem) -> bool:
 
 
 def _common_bound(
-    problem: Problem, plans: list[Plan], errors: Mapping[str, NoPlanError], deadline: float | None
+    problem: Problem, plans: list[Plan], errors: Mapping[str, NoPlanError], deadline: float | None, of_all: LazyBound
 ) -> tuple[float, ...] | None:
     """Return the bound that holds for the plans of every scheduler; None where a search proved nothing."""
     # A search that ended before it had a plan, or whose plan misses a limit, has no bound either. The search of
@@ -181,7 +181,7 @@ def _common_bound(
         return None
     # Beside ordered operators, replicas may serve other stages, which the searches leave out.
     if shares_replicas(problem):
-        bounds.append((bound_of_all(problem),))
+        bounds.append(of_all())
     return max(bounds) if problem.objective == "throughput" else min(bounds)
 
 

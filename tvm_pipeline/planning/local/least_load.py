@@ -27,6 +27,7 @@ class LeastCosts:
         devices: how many devices a plan can use.
         replicates: whether stages may have replicas.
         added, work: N; see `device_costs.py`.
+        alone: N; the least sum of both on one device.
         param_bytes: N.
         call: of a stage.
         receive, link, send: the fixed cost and the cost of a byte, of what a stage receives, of a hop from another
@@ -41,6 +42,7 @@ class LeastCosts:
     replicates: bool
     added: Floats
     work: Floats
+    alone: Floats
     param_bytes: Floats
     call: float
     receive: tuple[float, float]
@@ -86,7 +88,8 @@ class LeastCosts:
         hop = self.link[0] + fixed + boundary_bytes * (self.receive[1] + self.link[1] + self.send[1])
         cached = float(self.caches[: stages or self.devices].sum()) if self.spill else 0.0
         sums = [figures.sum() for figures in (self.added, self.work, self.param_bytes)]
-        one = float(computed(self.call, self.spill, cached, *sums)) + fixed + moved
+        computing = max(float(computed(self.call, self.spill, cached, *sums)), self.call + float(self.alone.sum()))
+        one = computing + fixed + moved
         return one + ((stages or 1) - 1) * (self.call + hop)
 
     def computing(self, added: Floats, work: Floats, param_bytes: Floats) -> Floats:
@@ -95,8 +98,7 @@ class LeastCosts:
 
     def largest(self) -> float:
         """Return the least cost of a stage that holds the operators that cost most of those that stand together."""
-        alone = self.added + self.work
-        return float(np.bincount(self.leaders, alone).max()) + self.call
+        return float(np.bincount(self.leaders, self.alone).max()) + self.call
 
 
 def least_of(
@@ -136,6 +138,7 @@ def least_of(
         replicates=shared or (counts_period(problem) and widest > stages),
         added=np.min(added, axis=0),
         work=np.min(work, axis=0),
+        alone=np.min(np.add(added, work), axis=0),
         param_bytes=np.array([operator.param_bytes for operator in operators], np.float64),
         call=float(table.call.min()),
         receive=_least(table.receive),

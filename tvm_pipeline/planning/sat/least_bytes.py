@@ -18,9 +18,9 @@ Next: `cp_sat.py`, which calls this, and `staging.py`, the booleans.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tvm_pipeline.core.graph import edge_bytes
@@ -31,7 +31,8 @@ from tvm_pipeline.cost.device_costs import cost_of, equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of, weighted
-from tvm_pipeline.planning.search.even_split import even_split
+from tvm_pipeline.planning.search.cuts import prefixes
+from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.solvers.cpsat import library, search
 
 if TYPE_CHECKING:
@@ -73,15 +74,11 @@ class _Bytes:
         self.best: tuple[Stage, ...] | None = None
         self.figures = Prediction()
         self.known: dict[str, int] = {}
-        for groups in self._first_groups(hint):
-            self._take(groups)
-
-    def _first_groups(self, hint: tuple[Stage, ...] | None) -> Iterator[list[tuple[str, ...]]]:
-        if hint is not None and len(hint) == self.stages:
-            yield [stage.operators for stage in hint]
-        even = even_prefixes(self.problem, self.stages)
-        if even is not None:
-            yield even
+        if hint is not None and len(hint) == stages:
+            self._take([stage.operators for stage in hint])
+        with suppress(PlanError):  # an even cut of the graph's order, without a search for the other parts
+            by_memory = replace(problem, objective="memory,communication", stages=stages, time_limit_s=0.0)
+            self._take([stage.operators for stage in lexicographic(by_memory, prefixes(problem.graph), "chain").stages])
 
     def _take(self, groups: list[tuple[str, ...]]) -> None:
         """Keep the plan if it is legal and better than the best so far."""
@@ -89,7 +86,7 @@ class _Bytes:
         try:
             figures = evaluate(self.problem, stages).predicted
         except PlanError:
-            return  # a hint, or a split by parameters alone, need not be a plan of this problem
+            return  # a hint need not be a plan of this problem
         if self.best is None or self._value(figures) < self._value(self.figures):
             self.best, self.figures = stages, figures
 
@@ -221,30 +218,3 @@ class _Bytes:
             for operator, row in zip(self.problem.graph.operators, staging.before, strict=True):
                 if not costs.can_run(operator):
                     staging.model.add_bool_or(~row[stage + 1], row[stage])
-
-
-def even_prefixes(problem: Problem, stages: int) -> list[tuple[str, ...]] | None:
-    """Split the graph's own order into consecutive groups whose largest has as few parameter bytes as possible.
-
-    Return None if `children_together` leaves too few cuts.
-    """
-    graph = problem.graph
-    sums = list(accumulate((operator.param_bytes for operator in graph.operators), initial=0))
-    cuts = [0, *_legal_cuts(problem), len(graph)]
-    ends = even_split([sums[cut] for cut in cuts], stages)
-    if not ends:
-        return None
-    names = [operator.name for operator in graph.operators]
-    return [tuple(names[cuts[a] : cuts[b]]) for a, b in pairwise([0, *ends])]
-
-
-def _legal_cuts(problem: Problem) -> list[int]:
-    """Return the legal cuts of the order: with `children_together`, those that split no readers of one operator."""
-    count = len(problem.graph)
-    split = [0] * (count + 1)
-    if problem.children_together:
-        for readers in problem.graph.edges.after:
-            if readers:
-                split[readers[0] + 1] += 1
-                split[readers[-1] + 1] -= 1
-    return [cut for cut, open_at in enumerate(accumulate(split)) if 0 < cut < count and open_at == 0]

@@ -1,13 +1,10 @@
 """Exact searches by dynamic programming over the cuts of a graph.
 
 cuts.py                 the cuts of a graph: its downsets, or the prefixes of one order
-even_split.py           consecutive groups whose largest is as small as possible
-space.py                the pipelines that a search considers
+space.py                the pipelines that a search considers, its states, and the stages that lead from one to the next
 cost_tables.py          the costs of stages as arrays over cuts
 dynamic_programming.py  the schedulers chain, ideals and hybrid
 pipelines.py            the search for the least bottleneck and for the least sum
-states.py               its states, and the stages that lead from one to the next
-idle_power.py           the least energy where an idle power counts
 loops.py                its compiled loops
 relaxation.py           its lower bound, and the windows of cuts that can matter
 lexicographic.py        the search for the objectives of bytes

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
@@ -32,7 +33,6 @@ from tvm_pipeline.planning.search.cost_tables import (
 )
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes, reordered
 from tvm_pipeline.planning.search.cuts import ideals as all_ideals
-from tvm_pipeline.planning.search.idle_power import least_energy
 from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.planning.search.pipelines import (
     FoundPipeline,
@@ -55,6 +55,8 @@ from tvm_pipeline.planning.stage_orders import fitting_plan
 
 # Relative; two figures closer than this are the same figure summed in another order.
 ROUNDING = 1e-9
+# Relative; periods closer than this are the same period, and a search ends where its bound is so close to its value.
+SAME, PROVEN = 1e-11, 1e-10
 # The seconds for which pipelines are proposed and checked with their activations if no limit is given.
 FITTING_S = 30.0
 
@@ -85,7 +87,7 @@ def two_stage(problem: Problem) -> Plan:
     """Return the best pipeline of two stages along the graph's order.
 
     This is Algorithm 1 of Velasco-Montero et al., IEEE Access 2023, with the judge's costs. Two details of the printed
-    algorithm are missing here, and `algorithm_1.py` has them:
+    algorithm are missing here, and the scheduler `algorithm-1` of the papers has them:
 
     - The paper's cut n runs from 1 to N, and n = N is one device alone. Here both stages have operators. A single
       device is the scheduler `single`, which `best` compares with this one.
@@ -354,7 +356,11 @@ def _least_alone(space: Space, costs: StageCosts, deadline: float | None) -> flo
 def _least_energy(
     problem: Problem, space: Space, busy: StageCosts, costs: StageCosts, at_most: float, deadline: float | None
 ) -> Search:
-    """Search one space for the least energy, of which the idle power is a part.
+    """Search one space for the least energy, of which the idle power for the seconds between frames is a part.
+
+    This is branch and bound over the seconds between frames. A range of them has a bound: its least seconds at idle
+    power, and the least sum of active joules that is known for it. A search under its upper end finds a pipeline: those
+    of the range that are slower cost no less than this one. What is left of the range is halved.
 
     The seconds that a plan's links need of a bus are not counted, so under buses the bound may be better than any plan.
     """
@@ -366,16 +372,34 @@ def _least_energy(
     least_s = max(relaxed_bound(space, busy), lock_s(problem), *carried_s, 0.0)
     if math.isinf(least_s):
         return Search(None, math.inf)
-
-    def under(cap: float, least_j: float, below_j: float) -> tuple[Search, float]:
-        search = least_sum(space, costs, busy, cap, deadline, least=least_j, below=below_j)
-        return search, _figures(space, busy, costs, search.found, slowest=False)[0] if search.found else math.inf
-
-    search = least_energy(under, watts, (least_s, most_s), at_most)
-    if math.isfinite(search.bound) and _links_matter(space, busy):
-        alone_j = _least_alone(space, costs, deadline)
-        return replace(search, bound=min(search.bound, alone_j + watts * least_s))
-    return search
+    best: FoundPipeline | None = None
+    value, bound, ended = at_most, at_most, False
+    ranges = [(watts * least_s, least_s, most_s, 0.0)]
+    while ranges and not ended:
+        bound, low_s, high_s, least_j = heappop(ranges)
+        if bound >= value * (1 - PROVEN):
+            break
+        search = least_sum(space, costs, busy, high_s, deadline, least=least_j, below=value - watts * low_s)
+        found, period_s = search.found, math.inf
+        if found is not None:
+            period_s = max(_figures(space, busy, costs, found, slowest=False)[0], least_s)
+            if found.value + watts * period_s < value:
+                value = found.value + watts * period_s
+                best = replace(found, value=value)
+        ended = search.bound < (math.inf if found is None else found.value)  # the deadline passed
+        if found is None:
+            continue
+        below_s = min(period_s, high_s) * (1 - SAME)
+        middle_s = (low_s + below_s) / 2
+        if low_s < middle_s < below_s:
+            heappush(ranges, (found.value + watts * middle_s, middle_s, below_s, found.value))
+            below_s = middle_s
+        if low_s < below_s:
+            heappush(ranges, (found.value + watts * low_s, low_s, below_s, found.value))
+    bound = min(bound, value) if ended else value
+    if math.isfinite(bound) and _links_matter(space, busy):
+        bound = min(bound, _least_alone(space, costs, deadline) + watts * least_s)
+    return Search(best, bound)
 
 
 def _links_matter(space: Space, seconds: StageCosts) -> bool:

@@ -18,12 +18,13 @@ the optimum of (max, then max), so there the first optimum becomes a cap of a se
                                     or as the line above, if its D is max(0, P - k caches), the least possible
 
 P is the parameter bytes of the graph. Windows make this fast: if no stage holds more than U bytes, a cut after j of k
-stages holds between P - (k-j) U and j U bytes. Next: `cuts.py`, `even_split.py`.
+stages holds between P - (k-j) U and j U bytes. Next: `cuts.py`.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -38,26 +39,11 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.cost_tables import capacities
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, is_inside
-from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
 
 NEVER = np.iinfo(np.int64).max // 4
-
-
-@dataclass(frozen=True, slots=True)
-class ChainPruning:
-    """The ideas that keep the search small; with any of them switched off it finds a chain of the same value.
-
-    Attributes:
-        known: an even chain along one order of nested cuts is made first, and its peak limits the bytes of every stage.
-        windows: a cut after j of k stages is only tried if j stages can hold its bytes, and k-j stages the other bytes.
-        stop: the first cut of a stage is tried from near to far, and the trial ends once the stage itself is as large
-            as the peak of a chain already found.
-    """
-
-    known: bool = True
-    windows: bool = True
-    stop: bool = True
+# By how much the largest stage may exceed its lower bound in each pass; the last pass admits everything.
+DEEPENING = (0.003, 0.03, 0.3)
 
 
 def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
@@ -77,13 +63,13 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
     return tuple(device.name for device in devices), equal_cache_bytes(problem, devices)
 
 
-def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: ChainPruning | None = None) -> Plan:
+def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, *, windows: bool = True) -> Plan:
     """Return the best chain of `cuts` for a lexicographic objective.
 
     If the problem does not say how many stages it has, it has as many as there are devices, or as are possible.
 
     Args:
-        pruning: tests switch ideas off; by default all are on.
+        windows: whether the cuts of each stage are limited; without, the chain has the same value.
 
     Raises:
         InfeasibleError: no chain has so many stages (the message says how many are possible), or none fits the
@@ -100,7 +86,7 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: ChainPr
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     most = max(map(len, disjoint_sets(problem.platform.devices)))
     devices, cache = equal_devices(problem, problem.stages or min(most, len(problem.graph)))
-    space = _Space.of(cuts, problem, len(devices), cache, pruning or ChainPruning())
+    space = _Space.of(cuts, problem, len(devices), cache, windows)
     possible = space.longest_chain() if problem.children_together else len(problem.graph)
     if possible < len(devices):
         if problem.stages is not None:
@@ -118,60 +104,62 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: ChainPr
     return replace(plan, status="optimal", bound=plan.value) if bound in (None, plan.value) else plan
 
 
+class _Cuts(NamedTuple):
+    """The usable cuts, for the loops.
+
+    Attributes:
+        zone, members, param_bytes: as in `Cuts`.
+        handed_on: the bytes that are handed on across each cut.
+        needs: as in `Cuts`; 0 x 0 where a stage holds its parameters alone.
+    """
+
+    zone: Any
+    members: Any
+    param_bytes: Any
+    handed_on: Any
+    needs: Any
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Space:
-    """The usable cuts as arrays, and the limits of their stages.
+    """The usable cuts, and the limits of their stages.
 
     Attributes:
         index: the index of each usable cut among all cuts.
-        zone, members, param_bytes, handed_on: as in `Cuts`.
         stages: the number of stages.
         cache: the parameter cache of every device, in bytes.
         heaviest: the parameter bytes of the largest operator.
         capacity: the bytes that fit the device of each stage.
-        needs: as in `Cuts`; 0 x 0 where a stage holds its parameters alone.
+        windows: whether the cuts of each stage are limited by the bytes that stages hold.
     """
 
     index: Integers
-    zone: Integers
-    members: Any
-    param_bytes: Integers
-    handed_on: Integers
+    cuts: _Cuts
     stages: int
     cache: int
     heaviest: int
     capacity: Floats
-    needs: Floats
-    pruning: ChainPruning
+    windows: bool
 
     @classmethod
-    def of(cls, cuts: Cuts, problem: Problem, stages: int, cache: int, pruning: ChainPruning) -> _Space:
+    def of(cls, cuts: Cuts, problem: Problem, stages: int, cache: int, windows: bool) -> _Space:
         index = np.flatnonzero(cuts.together) if problem.children_together else np.arange(len(cuts))
         heaviest = max(operator.param_bytes for operator in problem.graph.operators)
-        return cls(
-            index,
-            cuts.zone[index],
-            cuts.members[index],
-            cuts.param_bytes[index],
-            cuts.handed_on_bytes[index],
-            stages,
-            cache,
-            heaviest,
-            np.full(stages, np.inf),
-            np.zeros((0, 0)) if cuts.needs is None else np.ascontiguousarray(cuts.needs[np.ix_(index, index)]),
-            pruning,
-        )
+        needs = np.zeros((0, 0)) if cuts.needs is None else np.ascontiguousarray(cuts.needs[np.ix_(index, index)])
+        zone, members, param_bytes = cuts.zone[index], cuts.members[index], cuts.param_bytes[index]
+        usable = _Cuts(zone, members, param_bytes, cuts.handed_on_bytes[index], needs)
+        return cls(index, usable, stages, cache, heaviest, np.full(stages, np.inf), windows)
 
     def longest_chain(self) -> int:
         """Return the largest number of stages that a chain of usable cuts can have."""
         longest = np.zeros(len(self.index), np.int64)
-        _longest(self.zone, self.members, longest)
+        _longest(self.cuts.zone, self.cuts.members, longest)
         return int(longest[-1])
 
     @property
     def total(self) -> int:
         """Return the parameter bytes of the graph."""
-        return int(self.param_bytes[-1])
+        return int(self.cuts.param_bytes[-1])
 
     @property
     def least_memory(self) -> int:
@@ -187,10 +175,6 @@ class _Space:
 def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[int], tuple[float, ...] | None]:
     """Return the chosen cuts, and a bound if the deadline ended the search before it proved that they are the best."""
     overflow_matters = "dram" in objective
-    chosen = _even_prefixes(space) if space.pruning.known else []
-    if chosen and (len(space.needs) or np.any(_stage_bytes(space, chosen) > space.capacity)):
-        chosen = []
-    most = _peak(space, chosen) if chosen else space.total
 
     def ended() -> bool:
         return deadline is not None and time.monotonic() >= deadline
@@ -199,9 +183,7 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
         bounds = {"memory": space.least_memory, "dram": space.least_dram, "communication": 0}
         return tuple(bounds[part] for part in objective.split(","))
 
-    if ended() and chosen:
-        return chosen, bound()
-    least = _chain(space, most, add_overflow=False, balance=True)
+    least = _least_peak(space)
     under = least.second
     if ended():
         return least.cuts, (least.second, *bound()[1:]) if objective.startswith("memory") else bound()
@@ -217,45 +199,16 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
     return _chain(space, found.second, add_overflow=True, balance=False).cuts, None
 
 
-def _even_prefixes(space: _Space) -> list[int]:
-    """Return a good chain without a search: the even split of one order of nested cuts; empty if it has too few."""
-    order = [0]
-    last = len(space.index) - 1
-    # The last cut of each zone is nested in all of the next; a graph of one zone offers only a path of parents.
-    ends = np.flatnonzero(np.append(space.zone[1:] != space.zone[:-1], True))
-    starts = np.flatnonzero(np.insert(space.zone[1:] != space.zone[:-1], 0, True))
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        if start != order[-1]:
-            order.append(start)
-        if start < end:
-            order.extend(_path(space, start, end))
-    path = np.array(order, np.int64)
-    filled = even_split(space.param_bytes[path].tolist(), space.stages)
-    return [int(path[position]) for position in filled] if filled and path[filled[-1]] == last else []
+def _least_peak(space: _Space) -> _Chain:
+    """Return a chain whose largest stage is as small as possible. Caps that rise from a bound keep the windows narrow.
 
-
-def _path(space: _Space, start: int, end: int) -> list[int]:
-    """Return nested cuts from `start` to `end` of one zone; each is the next one that contains the cut before."""
-    path, at = [], start
-    for cut in range(start + 1, end + 1):
-        if not np.any(space.members[at] & ~space.members[cut]):
-            path.append(cut)
-            at = cut
-        if len(path) > 4096:
-            break
-    return path
-
-
-def _stage_bytes(space: _Space, chosen: list[int]) -> Integers:
-    return np.diff(space.param_bytes[[0, *chosen]])
-
-
-def _peak(space: _Space, chosen: list[int]) -> int:
-    return int(_stage_bytes(space, chosen).max())
-
-
-def _overflow(space: _Space, chosen: list[int]) -> int:
-    return int(np.maximum(0, _stage_bytes(space, chosen) - space.cache).sum())
+    Raises:
+        InfeasibleError: no chain fits the devices.
+    """
+    for more in DEEPENING if space.windows else ():
+        with suppress(InfeasibleError):
+            return _chain(space, ceil(space.least_memory * (1 + more)), add_overflow=False, balance=True)
+    return _chain(space, space.total, add_overflow=False, balance=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,23 +227,22 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
         add_overflow: compare chains by the sum of their overflow first.
         balance: compare chains by their peak next, else by their widest boundary.
     """
-    count, k, pruning = len(space.index), space.stages, space.pruning
-    cuts = _Cuts(space.zone, space.members, space.param_bytes, space.handed_on, space.needs)
+    count, k = len(space.index), space.stages
     layers = [_Layer(*_nothing(count), 0, 1)]
     layers[0].first[0] = layers[0].second[0] = 0
     for stage in range(1, k + 1):
         low, high = 1, count
-        if pruning.windows:
+        if space.windows:
             # The stages behind this cut hold at most `most` bytes each, and so do the stages in front of it.
             least = space.total - (k - stage) * most
-            low = max(int(np.searchsorted(space.param_bytes, least, side="left")), 1)
-            high = int(np.searchsorted(space.param_bytes, stage * most, side="right"))
+            low = max(int(np.searchsorted(space.cuts.param_bytes, least, side="left")), 1)
+            high = int(np.searchsorted(space.cuts.param_bytes, stage * most, side="right"))
         if stage == k:
             low, high = count - 1, count
         layers.append(_Layer(*_nothing(count), low, high))
         capacity = float(space.capacity[stage - 1])
-        rule = _Rule(int(min(most, capacity)), capacity, space.cache, add_overflow, balance, pruning.stop)
-        _extend(cuts, layers[-2], layers[-1], rule)
+        rule = _Rule(int(min(most, capacity)), capacity, space.cache, add_overflow, balance)
+        _extend(space.cuts, layers[-2], layers[-1], rule)
     first, second = layers[-1].first, layers[-1].second
     if second[-1] >= NEVER:
         raise InfeasibleError(
@@ -306,24 +258,6 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
 def _nothing(count: int) -> tuple[Integers, Integers, Integers]:
     """Return the arrays of a layer without chains."""
     return np.full(count, NEVER), np.full(count, NEVER), np.full(count, -1)
-
-
-class _Cuts(NamedTuple):
-    """The usable cuts, for the loops.
-
-    Attributes:
-        zone: a cut contains all cuts of earlier zones.
-        members: cuts x words; the operators before a cut as bits, to compare cuts of one zone.
-        param_bytes: parameter bytes of the operators before each cut, which never fall.
-        handed_on: bytes that cross each cut.
-        needs: see `_Space`.
-    """
-
-    zone: Any
-    members: Any
-    param_bytes: Any
-    handed_on: Any
-    needs: Any
 
 
 class _Layer(NamedTuple):
@@ -351,7 +285,6 @@ class _Rule(NamedTuple):
         cache: the parameter bytes beyond which a stage overflows.
         add_overflow: whether the sum of the overflow is compared first.
         balance: whether the peak of the parameter bytes is compared next, else the widest boundary.
-        stop: whether to stop at the first stage that holds at least the peak of a chain already found.
     """
 
     most: int
@@ -359,7 +292,6 @@ class _Rule(NamedTuple):
     cache: int
     add_overflow: bool
     balance: bool
-    stop: bool
 
 
 @hot
@@ -390,8 +322,6 @@ def _extend(cuts: _Cuts, last: _Layer, new: _Layer, rule: _Rule) -> None:
                 break
             if last.second[i] >= NEVER:
                 continue
-            if rule.stop and rule.balance and not rule.add_overflow and stage >= best_second:
-                break
             total = last.first[i]
             if rule.add_overflow and stage > rule.cache:
                 total += stage - rule.cache

@@ -78,7 +78,7 @@ class Costs(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The cuts at which states are possible; see `relaxation.Windows`.
+    """The cuts at which a pipeline of fast enough stages can be in each state; see `relaxation.py`.
 
     Attributes:
         low, high: N; the first and the last cut of each state.
@@ -97,7 +97,6 @@ class Goal(NamedTuple):
         adds: whether the sum of the second costs is minimised, else the slowest stage.
         worst_member: whether a unit's second cost is that of its most expensive device; else its devices pay in
             proportion to the frames that they take.
-        skip_beaten: see `pipelines.Pruning.beaten`.
         cap: the seconds that no stage may exceed.
         limit: the sum that no pipeline may exceed.
         to_come: N x M, or N x 1; a lower bound of what a pipeline adds to the sum after it is in a state at a cut.
@@ -107,7 +106,6 @@ class Goal(NamedTuple):
 
     adds: bool
     worst_member: bool
-    skip_beaten: bool
     cap: float
     limit: float
     to_come: Any
@@ -223,7 +221,7 @@ def advance(
             best = table.value[b, j]
             for i in range(min(table.alive_to[a], j - 1), first - 1, -1):
                 before = table.value[a, i]
-                if before == inf or (goal.skip_beaten and before >= best):
+                if before >= best:
                     continue
                 if replicated and cuts.ordered[i] != cuts.ordered[j]:
                     continue

@@ -21,7 +21,7 @@ from tvm_pipeline.cost.batches import of_calls, of_frames
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.planning.conflict import explain
-from tvm_pipeline.planning.search.cost_tables import StageCosts, buses, capacities, stage_joules, stage_seconds
+from tvm_pipeline.planning.search.cost_tables import buses, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.solvers.hot import hot
 
@@ -134,7 +134,8 @@ def _front(
                 which = np.flatnonzero(may)
                 start = known.cut[which]
                 seconds = busy.stage(param_bytes, device, last, start, int(end))
-                which, start, seconds = _possible(which, start, seconds, busy)
+                fine = seconds < busy.impossible  # the device can run every operator
+                which, start, seconds = which[fine], start[fine], seconds[fine]
                 if not len(which):
                     continue
                 before = known.figures[which]
@@ -160,12 +161,6 @@ def _front(
         if mask.bit_count() == working:
             fronts += [(state, int(i)) for i in np.flatnonzero(labels[state].cut == last_cut)]
     return [_trace(cuts, devices, keys, labels, *label) for label in fronts]
-
-
-def _possible(which: Integers, start: Integers, seconds: Floats, busy: StageCosts) -> tuple[Integers, Integers, Floats]:
-    """Return the entries whose device can run every operator of the stage."""
-    fine = seconds < busy.impossible
-    return which[fine], start[fine], seconds[fine]
 
 
 def _admit(known: _Labels, groups: list[tuple[Floats, Integers, int]], end: int) -> None:

@@ -7,7 +7,7 @@ the last stage. Its value at a cut is the least slowest stage, or the least sum,
 The search deepens: it first admits only stages, or sums, that are a little above a lower bound. If it finds no
 pipeline, it admits more. A pipeline that it finds is optimal, since every better one was admitted, too.
 
-Next: `dynamic_programming.py`, which calls these searches; `states.py`; `relaxation.py`, for the bound and the windows;
+Next: `dynamic_programming.py`, which calls these searches; `space.py`; `relaxation.py`, for the bound and the windows;
 `loops.py`, the inner loops.
 """
 
@@ -24,9 +24,8 @@ import numpy as np
 from tvm_pipeline.planning.search import loops
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Floats, Integers
-from tvm_pipeline.planning.search.relaxation import Windows, relaxed_bottleneck, windows
-from tvm_pipeline.planning.search.space import Space
-from tvm_pipeline.planning.search.states import States, elders_of, first_free_units, reachable
+from tvm_pipeline.planning.search.relaxation import relaxed_bottleneck, windows
+from tvm_pipeline.planning.search.space import Space, States, elders_of, first_free_units, reachable
 
 # By how much the slowest stage, or the sum, may exceed the proven bound in each pass; the last pass admits everything.
 DEEPENING = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, float("inf"))
@@ -42,8 +41,6 @@ class Pruning:
         windows: a state is only tried at the cuts that it can have if all stages are fast enough.
         to_come: a sum is dropped if a lower bound of its remaining stages brings it above the admitted sum.
         equal_devices: of devices with equal costs and limits the first free one is used.
-        beaten: a predecessor is skipped if its own value is no better than the best value found for the target.
-        alive: a predecessor is only tried at the cuts from its first to its last finite value.
         queue: if the cuts are nested and the costs additive, a queue of the starts of a stage that can still be the
             best replaces the trial of every earlier cut.
     """
@@ -53,8 +50,6 @@ class Pruning:
     windows: bool = True
     to_come: bool = True
     equal_devices: bool = True
-    beaten: bool = True
-    alive: bool = True
     queue: bool = True
 
 
@@ -184,9 +179,7 @@ class _Pass:
         elif costs is not None:
             to_come = np.zeros((len(masks), len(space.cuts)))
         slowdown = np.array(space.slowdown or [1.0] * len(space.devices))
-        self.goal = loops.Goal(
-            self.adds, slowest, pruning.beaten, float(cap), float(limit), to_come, space.capacity, slowdown
-        )
+        self.goal = loops.Goal(self.adds, slowest, float(cap), float(limit), to_come, space.capacity, slowdown)
         self.window = _window(space, elders, seconds, cap, masks, pruning)
 
     def run(self, deadline: float | None) -> tuple[bool, FoundPipeline | None]:
@@ -194,7 +187,7 @@ class _Pass:
         if len(self.states.source) == 0:
             return False, None
         count = len(self.space.cuts)
-        table = _empty_table(len(self.states.mask), count, self.pruning.alive)
+        table = _empty_table(len(self.states.mask), count)
         advance = self._by_queue(table) if self._can_queue() else self._by_trial(table)
         step = count if deadline is None else max(1, min(2048, 20_000_000 // (count * len(self.states.source))))
         for begin in range(1, count, step):
@@ -240,21 +233,17 @@ def _window(
 ) -> loops.Window:
     count = len(space.cuts)
     if pruning.windows:
-        allowed = windows(space, elders, seconds, cap, masks)
-    else:
-        start = np.zeros((len(space.units), count), np.int64)
-        allowed = Windows(np.zeros(len(masks), np.int64), np.full(len(masks), count - 1), start)
-    return loops.Window(allowed.low, allowed.high, allowed.start)
+        return windows(space, elders, seconds, cap, masks)
+    start = np.zeros((len(space.units), count), np.int64)
+    return loops.Window(np.zeros(len(masks), np.int64), np.full(len(masks), count - 1), start)
 
 
-def _empty_table(states: int, count: int, alive: bool) -> loops.Table:
+def _empty_table(states: int, count: int) -> loops.Table:
     value = np.full((states, count), np.inf)
     value[0, 0] = 0.0
     origin, leader = np.full((states, count), -1, np.int32), np.full((states, count), -1, np.int32)
-    alive_from = np.full(states, count if alive else 0)
-    alive_to = np.full(states, -1 if alive else count)
-    if alive:
-        alive_from[0] = alive_to[0] = 0
+    alive_from, alive_to = np.full(states, count), np.full(states, -1)
+    alive_from[0] = alive_to[0] = 0
     return loops.Table(value, origin, leader, alive_from, alive_to)
 
 

@@ -11,7 +11,6 @@ Next: `pipelines.py`, which searches inside these windows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,24 +19,11 @@ import numpy as np
 from tvm_pipeline.cost.stage_table import DeviceTable, computing, fetched
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Floats, Integers
+from tvm_pipeline.planning.search.loops import Window
 from tvm_pipeline.planning.search.space import Space
 from tvm_pipeline.solvers.hot import hot
 
 NumbersT = TypeVar("NumbersT", Floats, Integers)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Windows:
-    """The cuts at which a pipeline of fast enough stages can be in each state.
-
-    Attributes:
-        low, high: for each state the first and the last cut at which a pipeline can be in it.
-        start: for each unit and each cut, the first cut at which a stage of the unit that ends there can begin.
-    """
-
-    low: Integers
-    high: Integers
-    start: Integers
 
 
 def relaxed_bottleneck(space: Space, elders: list[int], seconds: StageCosts, at_most: float) -> float:
@@ -58,7 +44,7 @@ def relaxed_bottleneck(space: Space, elders: list[int], seconds: StageCosts, at_
     return low
 
 
-def windows(space: Space, elders: list[int], seconds: StageCosts | None, cap: float, masks: Sequence[int]) -> Windows:
+def windows(space: Space, elders: list[int], seconds: StageCosts | None, cap: float, masks: Sequence[int]) -> Window:
     """Return the windows of the states with these masks; they are narrow only where every device serves once."""
     param_bytes, capacity, count = space.param_bytes, space.capacity, len(space.cuts)
     # Replicas hold no ordered operator: their stage begins with as many before it as at its end.
@@ -84,7 +70,7 @@ def windows(space: Space, elders: list[int], seconds: StageCosts | None, cap: fl
         everything = (1 << len(space.devices)) - 1
         for state, mask in enumerate(masks):
             low[state] = left[max(space.most_devices - mask.bit_count(), 0)][relaxed.index_of(everything & ~mask)]
-    return Windows(low, high, start)
+    return Window(low, high, start)
 
 
 def _best_subsets(relaxed: _Relaxed, earliest: Integers, most: int) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """A bound of all plans, whatever stages their devices share: the work of a frame, spread over the devices.
 
-The searches prove their bounds for plans in which a replica serves no other stage. `baselines/frame_parallel.py` makes
+The searches prove their bounds for plans in which a replica serves no other stage. `baselines/whole_model.py` makes
 plans without that restriction, so `best` states a bound that holds for these, too.
 """
 
@@ -13,9 +13,8 @@ import numpy as np
 
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period, idle_w, lock_s
-from tvm_pipeline.planning.search.cost_tables import stage_joules, stage_seconds
-from tvm_pipeline.planning.search.cuts import Floats, prefixes
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period, lock_s
+from tvm_pipeline.planning.search.cuts import Floats
 
 # The weights of unequal devices settle to about a per cent within so many rounds.
 ROUNDS = 200
@@ -39,17 +38,6 @@ def shares_replicas(problem: Problem) -> bool:
     return any(len(group) > 1 and not all(cost_of(problem, d).serves_once for d in group) for group in groups)
 
 
-def bound_of_all(problem: Problem) -> float:
-    """Return a value of the objective (throughput, latency or energy) that no plan is better than."""
-    if problem.objective == "throughput":
-        return 1 / max(least_period_of_all(problem), 1e-12)
-    costs_of = stage_joules if problem.objective == "energy" else stage_seconds
-    least = float(costs_of(problem, prefixes(problem.graph), problem.platform.devices).least[-1])
-    if problem.objective == "energy" and idle_w(problem):
-        least += idle_w(problem) * least_period_of_all(problem)
-    return least
-
-
 def least_period_of_all(problem: Problem) -> float:
     """Return a lower bound of the seconds between frames of every plan, in which devices may share any stages.
 
@@ -63,7 +51,7 @@ def least_period_of_all(problem: Problem) -> float:
         least = seconds.min(axis=0)
         if np.isinf(least).any():
             continue  # these devices cannot run the model
-        bounds.append(max(spread_s(seconds), float(least[ordered].max(initial=0.0))))
+        bounds.append(max(spread(seconds)[0], float(least[ordered].max(initial=0.0))))
     return max(min(bounds, default=math.inf), lock_s(problem))
 
 
@@ -79,18 +67,8 @@ def least_seconds(problem: Problem, devices: Sequence[Device]) -> Floats:
     return np.array(rows)
 
 
-def spread_s(seconds: Floats) -> float:
-    """Return a lower bound of the load of the busiest device if the operators are spread over all, also in parts.
-
-    Args:
-        seconds: D x N; the seconds of each operator on each device, infinite where it cannot run; on one of them it
-            can.
-    """
-    return spread(seconds)[0]
-
-
 def spread(seconds: Floats) -> tuple[float, Floats]:
-    """Return the bound of `spread_s`, and the weights of the devices that prove it.
+    """Return a lower bound of the load of the busiest device if the operators are spread over all, also in parts.
 
     For weights w of the devices that add up to 1, no plan has a busiest device with less than
 
@@ -99,6 +77,13 @@ def spread(seconds: Floats) -> tuple[float, Floats]:
     because the mean of the loads by these weights is at least that. Equal weights give the least work divided by the
     number of devices. The others are found by multiplicative weights: Plotkin, Shmoys and Tardos, "Fast approximation
     algorithms for fractional packing and covering problems", Mathematics of Operations Research 20, 1995.
+
+    Args:
+        seconds: D x N; the seconds of each operator on each device, infinite where it cannot run; on one of them it
+            can.
+
+    Returns:
+        The bound, and the weights of the devices that prove it.
     """
     count = len(seconds)
     weights, best = np.full(count, 1 / count), (0.0, np.full(count, 1 / count))
