@@ -78,6 +78,10 @@ class Network:
             downstream += work[start : start + rows] @ bits
         return upstream, downstream
 
+    def is_needed(self, v: int, by: int) -> bool:
+        """Return whether it is known that the operator `by` needs v."""
+        return self.needs is not None and bool(self.needs[by, v >> 3] & 128 >> (v & 7))
+
     @cached_property
     def closures(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """N x N twice: what each operator needs, and what needs it, itself included."""

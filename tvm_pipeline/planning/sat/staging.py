@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.topology import Neighbours
+from tvm_pipeline.planning.local.cut_flow import Network
 from tvm_pipeline.planning.search.cuts import grouped
 from tvm_pipeline.solvers.cpsat import library
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     # A sum may turn out to be a plain number.
     Expression: TypeAlias = cp_model.LinearExpr | int
     Terms: TypeAlias = list[tuple[cp_model.IntVar, int]]
-
-# An ancestor matrix of so many operators has 16 million entries. Larger graphs get weaker bounds.
-MOST_FOR_ANCESTORS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,40 +82,13 @@ class Dag:
 
 
 def dag_of(graph: OperatorGraph, children_together: bool) -> Dag:
-    """Return the Dag of a graph.
-
-    It takes O(V^2) bytes of memory for up to MOST_FOR_ANCESTORS operators, else O(V+E).
-    """
-    sources = graph.edges.before
+    """Return the Dag of a graph."""
+    sources, network = graph.edges.before, Network(graph)
     param_bytes = [operator.param_bytes for operator in graph.operators]
-    ancestors = _ancestors(sources) if len(graph) <= MOST_FOR_ANCESTORS else None
-    if ancestors is not None:
-        weights = np.array(param_bytes, np.int64)
-        upstream, downstream = ancestors @ weights, ancestors.T @ weights
-    else:
-        upstream, downstream = _heaviest_paths(sources, param_bytes)
+    weights = np.array(param_bytes, np.float64)
+    sums = (weights, weights) if network.needs is None else network.with_needs(weights)
     leader = leaders_of(sources) if children_together else list(range(len(graph)))
-    return Dag(graph, sources, leader, _flows(graph, ancestors), param_bytes, upstream, downstream)
-
-
-def _ancestors(sources: Neighbours) -> npt.NDArray[np.bool_]:
-    """Return a matrix whose row v marks the operators that v needs, and v itself."""
-    table = np.eye(len(sources), dtype=bool)
-    for index, found in enumerate(sources):
-        for source in found:
-            table[index] |= table[source]
-    return table
-
-
-def _heaviest_paths(sources: Neighbours, param_bytes: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the parameter bytes of the heaviest path that ends, and that starts, at each operator."""
-    up, down = np.array(param_bytes, np.int64), np.array(param_bytes, np.int64)
-    for index, found in enumerate(sources):
-        up[index] += max((up[source] for source in found), default=0)
-    for index in reversed(range(len(sources))):
-        for source in sources[index]:
-            down[source] = max(down[source], param_bytes[source] + down[index])
-    return up, down
+    return Dag(graph, sources, leader, _flows(graph, network), param_bytes, *(s.astype(np.int64) for s in sums))
 
 
 def leaders_of(sources: Neighbours) -> list[int]:
@@ -136,13 +107,12 @@ def leaders_of(sources: Neighbours) -> list[int]:
     return [find(index) for index in range(len(sources))]
 
 
-def _flows(graph: OperatorGraph, ancestors: npt.NDArray[np.bool_] | None) -> tuple[TensorGroup, ...]:
+def _flows(graph: OperatorGraph, network: Network) -> tuple[TensorGroup, ...]:
     edges, outputs = graph.edges, set(graph.outputs)
     sizes: dict[tuple[int | None, tuple[int, ...], bool], int] = {}
     for name, tensor in graph.tensors.items():
         readers = edges.readers[name]
-        if ancestors is not None:
-            readers = tuple(r for r in readers if not any(r != other and ancestors[other, r] for other in readers))
+        readers = tuple(r for r in readers if not any(r != other and network.is_needed(r, other) for other in readers))
         if tensor.bytes and (readers or name in outputs):
             key = edges.writer.get(name), readers, name in outputs
             sizes[key] = sizes.get(key, 0) + tensor.bytes
