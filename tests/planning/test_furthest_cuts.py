@@ -21,7 +21,7 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.planning import plan
 from tvm_pipeline.planning.local.bounds import lower_bound
-from tvm_pipeline.planning.local.furthest_cuts import reaching
+from tvm_pipeline.planning.local.furthest_cuts import ReachGraph
 
 TPU = DeviceModel(
     macs_per_s=1e12, call_s=1e-4, operator_s=2.5e-5, input_bytes_per_s=4e8, output_bytes_per_s=1.3e8,
@@ -35,7 +35,7 @@ def tpus(count: int, model: DeviceModel = TPU) -> Platform:
 
 def plans_of(problem: Problem, stages: int) -> list[float]:
     """Return the frames a second of each first plan, all of which the judge takes."""
-    maker = reaching(problem)
+    maker = ReachGraph.of(problem)
     assert maker is not None
     found = []
     for stage_of in maker.stages_of(stages):
@@ -69,5 +69,5 @@ def test_they_are_near_the_bound_where_cuts_are_too_many_to_list() -> None:
 
 def test_other_objectives_have_none() -> None:
     graph = random_dag(random.Random(0), 6)
-    assert reaching(Problem(graph, tpus(2), unmeasured(graph), "latency")) is None
-    assert reaching(Problem(graph, tpus(2), unmeasured(graph), max_latency_s=1.0)) is None
+    assert ReachGraph.of(Problem(graph, tpus(2), unmeasured(graph), "latency")) is None
+    assert ReachGraph.of(Problem(graph, tpus(2), unmeasured(graph), max_latency_s=1.0)) is None

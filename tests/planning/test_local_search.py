@@ -124,7 +124,7 @@ def test_the_figures_of_the_moves_are_those_of_the_judge(
 
 @pytest.mark.thorough
 def test_a_seed_and_a_number_of_moves_give_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "reaching", lambda _: None)  # all seeds begin with its plan
+    monkeypatch.setattr(module.ReachGraph, "of", lambda _: None)  # all seeds begin with its plan
     problem = of(random_dag(random.Random(0), 80, reach=20), tpus(4), stages=4)
     first = local_search(problem, moves=1000, seed=3)
     monkeypatch.setattr(module, "CHUNK", 333)  # the time is looked at more often

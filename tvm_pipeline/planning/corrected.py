@@ -34,7 +34,6 @@ def corrected_partition(
     measure: Callable[[int, int], float],
     *,
     tolerance: float = 0.01,
-    most_measurements: int | None = None,
 ) -> Partition:
     """Return a cut of a chain over equal devices, with the shortest bottleneck that a few measurements find.
 
@@ -57,7 +56,6 @@ def corrected_partition(
             ModelError or PlanError, where they cannot be compiled; any other error ends the search. It is called once
             for each segment.
         tolerance: a gain of at most this share of the bottleneck is not worth a measurement.
-        most_measurements: the search ends after this number, as soon as all segments of one partition were measured.
 
     Returns:
         The best of the partitions whose segments were all measured. It is no worse than the model's first choice, if
@@ -74,10 +72,7 @@ def corrected_partition(
     best: list[tuple[int, int]] = []
     best_s = math.inf
 
-    def spent() -> bool:
-        return bool(best) and most_measurements is not None and _count(measured_s) >= most_measurements
-
-    while not spent():
+    while True:
         believed_s = believed_seconds(model_s, measured_s)
         limit_s = best_s * (1 - tolerance)
         proposed = _proposed(believed_s, measured_s, segments, limit_s)
@@ -85,8 +80,6 @@ def corrected_partition(
             break
         unknown = [segment for segment in proposed if math.isnan(measured_s[segment])]
         for segment in sorted(unknown, key=lambda segment: -believed_s[segment]):
-            if spent():
-                break
             measured_s[segment] = measured_or_refused(measure, *segment, refusals)
             if measured_s[segment] >= limit_s:
                 break

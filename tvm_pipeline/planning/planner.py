@@ -40,7 +40,7 @@ from tvm_pipeline.errors import (
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
 from tvm_pipeline.planning.bus_simulation import chosen_by_simulation, shares_a_bus
 from tvm_pipeline.planning.candidates import SearchResult, bound_within, find_candidates
-from tvm_pipeline.planning.large_graphs import Maker, chain_of, made, with_time_left
+from tvm_pipeline.planning.large_graphs import Maker, chain_of, made, reaches, with_time_left
 from tvm_pipeline.planning.measured import SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import BEST, LIMITS, SCHEDULERS, Scheduler, check_scheduler
 from tvm_pipeline.planning.stage_orders import fitting_plan
@@ -97,7 +97,7 @@ def plan(problem: Problem, scheduler: str = BEST, *, measure: SegmentTimer | Non
 def _bounded(problem: Problem, decision: Decision) -> Decision:
     """Return the decision of the scheduler `measured`, whose plan has a bound of all plans by the measured stages."""
     problem = replace(problem, profile=replace(problem.profile, segments=decision.segments))
-    plan = _with_bound(decision.plan, bound_within(problem))
+    plan = with_bound(decision.plan, bound_within(problem))
     return replace(decision, plan=plan, candidates=(plan,))
 
 
@@ -250,16 +250,13 @@ def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
 
 def _refusal(problem: Problem, scheduler: str, refused: dict[Plan, PlanError]) -> LimitMissedError:
     """Return the error for a problem whose plans were all refused."""
+    first = next(iter(refused.values()))
     if not problem.counts_activations:
-        return LimitMissedError(f"no plan keeps the limits once its stages were measured: {_first(refused)}")
+        return LimitMissedError(f"no plan keeps the limits once its stages were measured: {first}")
     return LimitMissedError(
-        f"scheduler {scheduler} counts parameters alone, and its plan does not fit: {_first(refused)}; or use "
+        f"scheduler {scheduler} counts parameters alone, and its plan does not fit: {first}; or use "
         "scheduler best or chain, which cut anew"
     )
-
-
-def _first(refused: dict[Plan, PlanError]) -> str:
-    return str(next(iter(refused.values())))
 
 
 def _decided(
@@ -276,11 +273,11 @@ def _decided(
         # The searches' bound counts times of operators. It is no bound of the times of whole stages; that follows.
         plans = [replace(plan, status="feasible", bound=None) for plan in plans]
     elif scheduler == BEST or refused:
-        plans[0] = _with_bound(plans[0], found.bound)
+        plans[0] = with_bound(plans[0], found.bound)
     if any(plan.bound is None for plan in plans):
         known = found.bound if scheduler == BEST and not problem.profile.segments else None
         bound = known if known is not None else bound_within(problem, deadline)
-        plans = [_with_bound(plan, bound) if plan.bound is None else plan for plan in plans]
+        plans = [with_bound(plan, bound) if plan.bound is None else plan for plan in plans]
     if scheduler != BEST:
         why = f"it was asked for with `scheduler` {scheduler}"
     else:
@@ -301,11 +298,11 @@ def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int, tuple[float, .
     return rounded, len(plan.stages), len(plan.devices), figures
 
 
-def _with_bound(best: Plan, bound: tuple[float, ...] | None) -> Plan:
+def with_bound(best: Plan, bound: tuple[float, ...] | None) -> Plan:
     """Return the best plan with the bound of all schedulers together."""
     if bound is None or best.value is None:
         return replace(best, status="feasible", bound=None)
-    if all(math.isclose(value, limit, rel_tol=1e-9) for value, limit in zip(best.value, bound, strict=True)):
+    if reaches(best, bound):
         return replace(best, status="optimal", bound=best.value)
     return replace(best, status="feasible", bound=bound)
 

@@ -8,14 +8,13 @@ the fastest mode; least energy, with a rate to keep, may take a slow one. Read n
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError
-from tvm_pipeline.planning.planner import plan
+from tvm_pipeline.planning.planner import plan, with_bound
 from tvm_pipeline.planning.registry import BEST
 
 _log = logging.getLogger(__name__)
@@ -43,8 +42,10 @@ def plan_modes(problems: Sequence[Problem], scheduler: str = BEST) -> Decision:
             decisions.append(plan(problem, scheduler))
         except NoPlanError as error:
             errors[mode] = error
+    if len(problems) == 1 and errors:
+        raise next(iter(errors.values()))
     if len(problems) == 1:
-        return decisions[0] if decisions else _raise(next(iter(errors.values())))
+        return decisions[0]
     if not decisions:
         kind = InfeasibleError if all(isinstance(e, InfeasibleError) for e in errors.values()) else NoPlanError
         raise kind("; ".join(f"power mode {mode}: {error}" for mode, error in errors.items()))
@@ -53,10 +54,6 @@ def plan_modes(problems: Sequence[Problem], scheduler: str = BEST) -> Decision:
     chosen = _with_common_bound(decisions, list(errors.values()))
     others = sorted((p for d in decisions for p in d.candidates if p != decisions[0].plan), key=cost_key)
     return replace(decisions[0], plan=chosen, candidates=(chosen, *others), why=_why(decisions, errors))
-
-
-def _raise(error: NoPlanError) -> Decision:
-    raise error
 
 
 def _check(problems: Sequence[Problem]) -> None:
@@ -96,12 +93,8 @@ def _with_common_bound(decisions: Sequence[Decision], errors: Sequence[NoPlanErr
     best = decisions[0].plan
     bounds = [decision.plan.bound for decision in decisions if decision.plan.bound is not None]
     if len(bounds) < len(decisions) or not all(isinstance(error, InfeasibleError) for error in errors):
-        return replace(best, status="feasible", bound=None)
-    bound = max(bounds) if best.objective == "throughput" else min(bounds)
-    value = best.value or ()
-    if all(math.isclose(mine, limit, rel_tol=1e-9) for mine, limit in zip(value, bound, strict=True)):
-        return replace(best, status="optimal", bound=best.value)
-    return replace(best, status="feasible", bound=bound)
+        return with_bound(best, None)
+    return with_bound(best, max(bounds) if best.objective == "throughput" else min(bounds))
 
 
 def _why(decisions: Sequence[Decision], errors: dict[str, NoPlanError]) -> str:

@@ -1,12 +1,9 @@
 """Local search for plans of graphs whose downsets are too many to list, and bounds of all plans of such graphs.
 
 local_search.py    the scheduler `local-search`: which runs get the time, and the plan
-graph_arrays.py    the graph as arrays
-device_figures.py  the devices as arrays
-search_state.py    the state of a search, and what it minimises
-starts.py          first plans: orders, cut
+problem_arrays.py  the graph and the devices as arrays
 furthest_cuts.py   first plans: stages that reach as far as they can
-annealing.py       the loops that improve them
+annealing.py       the state of a search, what it minimises, and the loops that improve it
 bounds.py          the bound of all plans
 least_load.py      what every plan costs at least: operators, calls, first inputs, last outputs, fetches
 chain_bound.py     pipelines whose cuts do not contain one another: a bound with transfers

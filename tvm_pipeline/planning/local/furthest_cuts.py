@@ -48,7 +48,6 @@ class ReachGraph:
         upstream, downstream: N, for the work by each weight; see `Network.with_needs`.
     """
 
-    problem: Problem
     network: Network
     least: LeastCosts
     work: tuple[Floats, ...]
@@ -57,17 +56,21 @@ class ReachGraph:
 
     @classmethod
     def of(cls, problem: Problem) -> ReachGraph | None:
-        """Return what reaching stages need; None where the graph is too large, or its operators take no time."""
-        if len(problem.graph) > MOST_OPERATORS:
+        """Return what reaching stages need, for problems of throughput without a limit of the latency.
+
+        None where it is another problem, the graph is too large, or its operators take no time.
+        """
+        limited = problem.objective != "throughput" or problem.max_latency_s is not None
+        if limited or len(problem.graph) > MOST_OPERATORS:
             return None
-        devices = len(problem.platform.devices)
-        least = least_of(problem, busy_scale(problem, devices))
+        any_number = replace(problem, stages=None)
+        least = least_of(any_number, busy_scale(any_number, len(problem.platform.devices)))
         network = Network(problem.graph, leaders=least.leaders)
         work = [least.mean_work(weight) for weight in (WEIGHTS if least.spills else (1.0,))]
         if not all(0 < figures.sum() < math.inf for figures in work):
             return None
         needs = [network.with_needs(figures) for figures in work]
-        return cls(problem, network, least, tuple(work), tuple(up for up, _ in needs), tuple(down for _, down in needs))
+        return cls(network, least, tuple(work), tuple(up for up, _ in needs), tuple(down for _, down in needs))
 
     def stages_of(self, stages: int, deadline: float = math.inf) -> Iterator[Integers]:
         """Yield the stage of each operator in plans of so many stages, two at least, the better plans later.
@@ -162,10 +165,3 @@ class ReachGraph:
                     high = price
                 price = (low + high) / 2
         return best
-
-
-def reaching(problem: Problem) -> ReachGraph | None:
-    """Return the maker of first plans, for problems of throughput without a limit; else None."""
-    if problem.objective != "throughput" or problem.max_latency_s is not None:
-        return None
-    return ReachGraph.of(replace(problem, stages=None))

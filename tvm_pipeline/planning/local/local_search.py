@@ -4,15 +4,14 @@ Dynamic programming over downsets is exact, but a graph like NASNet has too many
 operators between stages, so it needs no list, and it takes 100 000 operators in seconds. It proves nothing.
 
 Every stage has a device of its own. Where the number of stages is open, short runs of each number decide which of them
-get the time. Next: `graph_arrays.py` and `device_figures.py` (the problem as arrays), `starts.py` (first plans), then
-`annealing.py` (the loops).
+get the time. Next: `problem_arrays.py`, then `annealing.py` (the loops).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,17 +19,24 @@ import numpy as np
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem, counts_edges
+from tvm_pipeline.core.topology import topological_order
 from tvm_pipeline.cost.device_costs import idle_w, known_cost_of, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
-from tvm_pipeline.planning.local import annealing, search_state
-from tvm_pipeline.planning.local.device_figures import PARAMS, DeviceArrays, device_arrays
-from tvm_pipeline.planning.local.furthest_cuts import reaching
-from tvm_pipeline.planning.local.graph_arrays import GraphArrays, graph_arrays, nodes_of
-from tvm_pipeline.planning.local.search_state import Aim, State, new_state, place_all
-from tvm_pipeline.planning.local.starts import cut_order, deep_order, node_seconds
+from tvm_pipeline.planning.local import annealing
+from tvm_pipeline.planning.local.annealing import Aim, State, new_state, place_all
+from tvm_pipeline.planning.local.furthest_cuts import ReachGraph
+from tvm_pipeline.planning.local.problem_arrays import (
+    MACS,
+    PARAMS,
+    DeviceArrays,
+    GraphArrays,
+    device_arrays,
+    graph_arrays,
+    nodes_of,
+)
 from tvm_pipeline.planning.sat.staging import stage_of
-from tvm_pipeline.planning.search.cuts import Integers, grouped
+from tvm_pipeline.planning.search.cuts import Floats, Integers, grouped
 from tvm_pipeline.planning.search.dynamic_programming import along
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
@@ -222,7 +228,7 @@ def _share_out(runs: list[_Run], budget: _Budget) -> None:
 
 def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
     """Anneal several times: from each start, and from the best."""
-    parts = [part for part in run.aim.parts.tolist() if part != search_state.NOTHING] or [0]
+    parts = [part for part in run.aim.parts.tolist() if part != annealing.NOTHING] or [0]
     levels = range(len(parts)) if run.problem.is_lexicographic else range(1)
     for number in range(rounds):
         if number < len(run.starts):
@@ -240,7 +246,7 @@ def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
 def _cut_anew(run: _Run, budget: _Budget, *others: Integers) -> None:
     """Cut the order of the best plan anew, by dynamic programming, as often as that gives a better plan.
 
-    The order is that of the stages and, within a stage, that of the operators in the graph or in `deep_order`. The
+    The order is that of the stages and, within a stage, that of the operators in the graph or in `_deep_order`. The
     loops move operators one by one and can be stuck where many must move at once; this moves whole boundaries.
 
     Args:
@@ -280,44 +286,39 @@ def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int, budget: _
             else f"{problem.stages} stages: with `children_together` {problem.graph.name} has at most {most}"
         )
     first = np.unique(node, return_index=True)[1]  # an operator of each node
-    maker = reaching(problem)
+    maker = ReachGraph.of(problem)
     count = len(sets) * (most if problem.stages is None else 1)
     for devices in sets:
         arrays, weights = device_arrays(problem, devices)
         graph = graph_arrays(problem, node, weights)
-        orders = [np.arange(int(node.max()) + 1), deep_order(graph)]
+        orders = [np.arange(int(node.max()) + 1), _deep_order(graph)]
         for stages in range(1, min(len(devices), most) + 1) if problem.stages is None else [problem.stages]:
             if stages > len(devices):
                 continue
             far = maker.stages_of(stages, budget.of_cuts(count)) if maker is not None else ()
             placed = [stage_of[first] for stage_of in far]
-            yield _run(problem, devices, node, graph, arrays, orders, stages, hint, placed, seed)
+            state = new_state(graph, arrays, stages, seed)
+            run = _Run(problem, devices, node, graph, arrays, _aim(problem), state, [], orders)
+            _start(run, hint, placed)
+            yield run
 
 
-def _run(
-    problem: Problem,
-    devices: tuple[Device, ...],
-    node: Integers,
-    graph: GraphArrays,
-    arrays: DeviceArrays,
-    orders: list[Integers],
-    stages: int,
-    hint: tuple[Stage, ...] | None,
-    placed: list[Integers],
-    seed: int,
-) -> _Run:
-    state = new_state(graph, arrays, stages, seed)
-    aim = _aim(problem)
-    starts = []
-    hinted = _of_hint(problem, devices, node, hint) if hint is not None and len(hint) == stages else None
+def _start(run: _Run, hint: tuple[Stage, ...] | None, placed: list[Integers]) -> None:
+    """Choose the starts of a run, and the scale of its figures.
+
+    Args:
+        placed: the stage of each node in plans by minimum cuts, the better plans later.
+    """
+    graph, arrays, devices, state = run.graph, run.arrays, run.devices, run.state
+    stages, starts = len(state.busy), []
+    hinted = _of_hint(run.problem, devices, run.node, hint) if hint is not None and len(hint) == stages else None
     if hinted is not None:
         starts.append(hinted)
-    fastest = np.argsort([node_seconds(graph, arrays, d).sum() for d in range(len(devices))], kind="stable")
+    fastest = np.argsort([_node_seconds(graph, arrays, d).sum() for d in range(len(devices))], kind="stable")
     for device in [np.arange(len(devices)), *([] if arrays.are_alike else [fastest])]:
-        for order in orders:
-            starts.append((cut_order(graph, arrays, aim, order, device, stages), device))
+        for order in run.orders:
+            starts.append((_cut_order(graph, arrays, run.aim, order, device, stages), device))
         starts += [(stage_of, device) for stage_of in placed[-MOST_PLACED:]]
-    run = _Run(problem, devices, node, graph, arrays, aim, state, starts, orders)
     found = []
     for start in starts:
         state.best[0] = math.inf
@@ -327,30 +328,29 @@ def _run(
     ranked = sorted(range(len(starts)), key=found.__getitem__)
     run.starts = [starts[index] for index in ranked][: 3 if hinted is None else 4]
     best = found[ranked[0]]
-    run.aim = aim._replace(scale=np.maximum(best[1:], _whole(problem, graph, arrays)))
+    run.aim = run.aim._replace(scale=np.maximum(best[1:], _whole(run.problem, graph, arrays)))
     state.best[0] = math.inf
     for start in run.starts:
         run.begin(start)
-    return run
 
 
 def _whole(problem: Problem, graph: GraphArrays, arrays: DeviceArrays) -> float:
     """Return the seconds of the whole model on the slowest device, or its bytes: a scale for plans beyond limits."""
     if problem.is_lexicographic:
         return float(graph.weights[:, PARAMS].sum() + graph.tensor_bytes.sum()) + 1.0
-    return max(float(node_seconds(graph, arrays, d).sum()) for d in range(len(arrays.capacity))) + 1e-9
+    return max(float(_node_seconds(graph, arrays, d).sum()) for d in range(len(arrays.capacity))) + 1e-9
 
 
 def _aim(problem: Problem) -> Aim:
     """Return what the problem minimises."""
-    codes = {"throughput": search_state.PERIOD, "latency": search_state.LATENCY, "energy": search_state.ENERGY}
-    known = {"memory": search_state.MEMORY, "dram": search_state.OVERFLOW}
-    parts = [known.get(part, search_state.COMMUNICATION) for part in problem.objective.split(",")]
+    codes = {"throughput": annealing.PERIOD, "latency": annealing.LATENCY, "energy": annealing.ENERGY}
+    known = {"memory": annealing.MEMORY, "dram": annealing.OVERFLOW}
+    parts = [known.get(part, annealing.COMMUNICATION) for part in problem.objective.split(",")]
     if not problem.is_lexicographic:
         parts = []
     return Aim(
-        objective=codes.get(problem.objective, search_state.BYTES),
-        parts=np.array((parts + [search_state.NOTHING] * 3)[:3]),
+        objective=codes.get(problem.objective, annealing.BYTES),
+        parts=np.array((parts + [annealing.NOTHING] * 3)[:3]),
         edges="edge_communication" in problem.objective,
         lock_s=lock_s(problem),
         idle_w=idle_w(problem),
@@ -403,3 +403,45 @@ def _judged(problem: Problem, found: list[tuple[Stage, ...]]) -> Plan:
         f"{NAME} found no plan of {problem.graph.name} that keeps the limits of the problem; one may exist: use "
         "`scheduler` best or cp-sat, give more `time_limit_s`, or loosen a limit"
     )
+
+
+def _cut_order(
+    graph: GraphArrays, devices: DeviceArrays, aim: Aim, order: Integers, device: Integers, stages: int
+) -> Integers:
+    """Return the stage of each node after cutting `order` into stages of about equal seconds.
+
+    Stage s is on device[s]. Transfers, fetches and limits do not count. For objectives of bytes, the stages have about
+    equal bytes of parameters.
+    """
+    rows = [graph.weights[:, PARAMS]] * stages
+    if aim.objective != annealing.BYTES:
+        rows = [_node_seconds(graph, devices, d) for d in device[:stages].tolist()]
+    totals = [max(float(row.sum()), 1e-12) for row in rows]
+    relative = sum(row / total for row, total in zip(rows, totals, strict=True))
+    ends = even_ends(np.concatenate(([0.0], np.cumsum(relative[order]))), [1 / total for total in totals])
+    stage = np.empty(len(order), np.int64)
+    stage[order] = np.repeat(np.arange(stages), np.diff(ends))
+    return stage
+
+
+def _node_seconds(graph: GraphArrays, devices: DeviceArrays, d: int) -> Floats:
+    """Return the seconds of each node on device d, without fetches of parameters."""
+    seconds: Floats = graph.weights[:, MACS] * devices.s_per_mac[d]
+    return seconds + graph.weights[:, devices.added[d]] if devices.added[d] >= 0 else seconds
+
+
+def even_ends(sums: Floats, shares: Sequence[float]) -> Integers:
+    """Return ascending positions, from the first to the last, that cut ascending sums about in proportion to shares."""
+    wanted = np.cumsum(shares)[:-1] / np.sum(shares) * sums[-1]
+    found = np.array([0, *np.searchsorted(sums, wanted), len(sums) - 1])
+    for index in range(1, len(shares)):
+        found[index] = max(found[index], found[index - 1] + 1)
+    for index in range(len(shares) - 1, 0, -1):
+        found[index] = min(found[index], found[index + 1] - 1)
+    return found
+
+
+def _deep_order(graph: GraphArrays) -> Integers:
+    """Return a topological order that follows a branch to its end: of the ready nodes, the last that became ready."""
+    before, after = ([row.tolist() for row in np.split(graph.next[side], graph.starts[side, 1:-1])] for side in (1, 0))
+    return np.array(topological_order(before, after, "last"))

@@ -34,7 +34,7 @@ from tvm_pipeline.planning.local.cut_flow import Network
 from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
-from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Floats, is_inside
+from tvm_pipeline.planning.search.cuts import Floats, is_inside
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors
 from tvm_pipeline.planning.together.model_figures import listed_cuts
 from tvm_pipeline.solvers.hot import hot
@@ -50,9 +50,7 @@ PRECISION, SURE = 1e-7, 1e-5
 LEAST, MOST = 1e-9, 1e12
 
 
-def least_utilisation(
-    demands: Sequence[Demand], known: float = math.inf, deadline: float = math.inf, *, most_pairs: int = MOST_PAIRS
-) -> float:
+def least_utilisation(demands: Sequence[Demand], known: float = math.inf, deadline: float = math.inf) -> float:
     """Return a lower bound, at most `known`, of the utilisation of the busiest device or bus of every deployment.
 
     The plans are those of `deploy`: downset cuts, each device in one stage of a model at most. Limits of memory and
@@ -61,13 +59,10 @@ def least_utilisation(
     Args:
         known: the utilisation of a deployment; infinite where none is known.
         deadline: of `time.monotonic`; the bound is weaker where it ends the work. The simplest bound is always there.
-        most_pairs: of downsets that are listed, see `cuts.ideals`.
     """
     ratio = min(least_ratio(demand.problem) for demand in demands)
     simple = max(_carried(demands), _held(demands))
-    return min(
-        known, max(_held(demands), simple * ratio, _of_loads(demands, known / ratio, deadline, most_pairs) * ratio)
-    )
+    return min(known, max(_held(demands), simple * ratio, _of_loads(demands, known / ratio, deadline) * ratio))
 
 
 def _held(demands: Sequence[Demand]) -> float:
@@ -89,10 +84,10 @@ def _carried(demands: Sequence[Demand]) -> float:
     return min(found)
 
 
-def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pairs: int) -> float:
+def _of_loads(demands: Sequence[Demand], known: float, deadline: float) -> float:
     """Return the bound by the least loads."""
     widest = max(map(len, disjoint_sets(demands[0].problem.platform.devices)))
-    models = [_LeastLoad(demand, deadline, most_pairs) for demand in demands]
+    models = [_LeastLoad(demand, deadline) for demand in demands]
     low, high = sum(model.simple for model in models) / widest, known * (1 - PRECISION)
     shares = all(model.least.spill > 0 and (model.least.caches == models[0].least.caches).all() for model in models)
     cached = float(models[0].least.caches[:widest].sum()) if shares else 0.0
@@ -170,12 +165,12 @@ class _LeastLoad:
         cuts: all its downsets; None where they are too many.
     """
 
-    def __init__(self, demand: Demand, deadline: float, most_pairs: int) -> None:
+    def __init__(self, demand: Demand, deadline: float) -> None:
         self.problem = problem = demand.problem
         busy = busy_factors(problem)
         self.least = least = least_of(problem, [demand.rate_fps * busy[d.name] for d in problem.platform.devices])
         self.simple = least.total(problem.stages)
-        self.cuts = listed_cuts(problem.graph, most_pairs) if time.monotonic() < deadline else None
+        self.cuts = listed_cuts(problem.graph) if time.monotonic() < deadline else None
         self.crossing: dict[float, Crossing] = {}
         memory = [math.inf if d.memory_bytes is None else d.memory_bytes for d in problem.platform.devices]
         self.capacity = max(memory)

@@ -17,7 +17,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.cost.device_costs import known_cost_of, lock_s
 from tvm_pipeline.cost.stage_table import DeviceTable, device_table
-from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Cuts, Floats, Integers, ideals
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals
 from tvm_pipeline.planning.search.with_activations import least_needs
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors, scarce_devices
 
@@ -80,13 +80,9 @@ class Models(NamedTuple):
     ends: tuple[Integers, ...]
 
 
-def listed_cuts(graph: OperatorGraph, most_pairs: int = MOST_PAIRS) -> Cuts | None:
-    """Return all downsets of a graph; None where they are too many for the loops.
-
-    Args:
-        most_pairs: of downsets that are compared, see `cuts.ideals`.
-    """
-    found = ideals(graph, most_pairs)
+def listed_cuts(graph: OperatorGraph) -> Cuts | None:
+    """Return all downsets of a graph; None where they are too many for the loops."""
+    found = ideals(graph)
     return found if found is not None and len(found) <= MOST_LISTED else None
 
 
