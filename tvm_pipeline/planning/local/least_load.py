@@ -13,9 +13,10 @@ import numpy as np
 
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period
+from tvm_pipeline.cost.device_costs import busy_factor, counts_period
 from tvm_pipeline.cost.stage_table import DeviceTable, computed, device_table
 from tvm_pipeline.planning.sat.staging import leaders_of
+from tvm_pipeline.planning.search.cost_tables import operator_costs
 from tvm_pipeline.planning.search.cuts import Floats
 
 
@@ -118,16 +119,8 @@ def least_of(
         occupied: whether to count only the seconds for which a stage occupies its device.
     """
     graph, devices = problem.graph, problem.platform.devices
-    operators, table = graph.operators, device_table(problem, devices, scale, occupied=occupied)
-    added, work = [], []
-    macs = np.array([operator.macs for operator in operators], np.float64)
-    for device, factor in zip(devices, scale, strict=True):
-        costs = cost_of(problem, device)
-        seconds = costs.every_added_s(operators)
-        measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
-        figures = seconds * factor if None in measured_j else np.array(measured_j, np.float64)
-        added.append(np.where(np.isnan(seconds), np.inf, figures))
-        work.append(np.where(np.isnan(seconds), np.inf, costs.every_work_s(macs) * factor))
+    table = device_table(problem, devices, scale, occupied=occupied)
+    added, work = operator_costs(problem, devices, scale, joules=joules)
     between = ~np.eye(len(devices), dtype=bool)
     widest = max(map(len, disjoint_sets(devices)))
     stages = problem.stages or 1
@@ -136,10 +129,10 @@ def least_of(
     return LeastCosts(
         devices=widest,
         replicates=shared or (counts_period(problem) and widest > stages),
-        added=np.min(added, axis=0),
-        work=np.min(work, axis=0),
-        alone=np.min(np.add(added, work), axis=0),
-        param_bytes=np.array([operator.param_bytes for operator in operators], np.float64),
+        added=added.min(axis=0),
+        work=np.where(np.isinf(added), np.inf, work).min(axis=0),
+        alone=(added + work).min(axis=0),
+        param_bytes=np.array([operator.param_bytes for operator in graph.operators], np.float64),
         call=float(table.call.min()),
         receive=_least(table.receive),
         link=_least(table.link[:, :-1][:, between]) if between.any() else (0.0, 0.0),

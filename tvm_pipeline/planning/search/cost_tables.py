@@ -116,6 +116,22 @@ def buses(problem: Problem, devices: Sequence[Device]) -> list[str]:
     return sorted({bus for bus in used if bus})
 
 
+def operator_costs(
+    problem: Problem, devices: Sequence[Device], scale: Sequence[float] | Floats, *, joules: bool = False
+) -> tuple[Floats, Floats]:
+    """Return what each operator adds on each device (infinite where it cannot run), and its work, both D x N."""
+    operators, added, work = problem.graph.operators, [], []
+    macs = np.array([operator.macs for operator in operators], np.float64)
+    for device, factor in zip(devices, scale, strict=True):
+        costs = cost_of(problem, device)
+        seconds = costs.every_added_s(operators)
+        measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
+        figures = seconds * factor if None in measured_j else np.array(measured_j, np.float64)
+        added.append(np.where(np.isnan(seconds), np.inf, figures))
+        work.append(costs.every_work_s(macs) * factor)
+    return np.array(added), np.array(work)
+
+
 def _costs(
     problem: Problem,
     cuts: Cuts,
@@ -129,23 +145,14 @@ def _costs(
 
     With `joules`, the measured joules of a device replace the seconds of its operators, if a sensor measured them.
     """
-    operators, size = problem.graph.operators, len(devices)
     table = device_table(problem, devices, scale, occupied=occupied)
     enter, leave = _transfers(table, cuts)
-    figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
-    busiest = np.zeros((size, len(operators)))
-    macs = np.array([operator.macs for operator in operators], np.float64)
-    for index, (device, factor) in enumerate(zip(devices, scale, strict=True)):
-        costs = cost_of(problem, device)
-        seconds = costs.every_added_s(operators)
-        blocked[index] = np.isnan(seconds)
-        measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
-        figures[index] = np.nan_to_num(seconds) * factor if None in measured_j else measured_j
-        busiest[index] = costs.every_work_s(macs) * factor
+    figures, busiest = operator_costs(problem, devices, scale, joules=joules)
+    blocked = np.isinf(figures)
     work = np.array([cuts.sums(row) for row in busiest])
     # This is above the cost of every possible stage, but small enough that sums with it keep the digits of other terms.
     impossible = 1.0 + 4.0 * float(
-        figures.sum(axis=1).max() + (table.call + work[:, -1]).max() + enter.max() + leave.max()
+        np.where(blocked, 0.0, figures).sum(axis=1).max() + (table.call + work[:, -1]).max() + enter.max() + leave.max()
         + (table.spill * cuts.param_bytes[-1]).max()
     )  # fmt: skip
     cheapest = np.where(blocked, 2 * impossible, figures)

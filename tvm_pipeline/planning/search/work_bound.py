@@ -14,6 +14,7 @@ import numpy as np
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period, lock_s
+from tvm_pipeline.planning.search.cost_tables import operator_costs
 from tvm_pipeline.planning.search.cuts import Floats
 
 # The weights of unequal devices settle to about a per cent within so many rounds.
@@ -57,14 +58,10 @@ def least_period_of_all(problem: Problem) -> float:
 
 def least_seconds(problem: Problem, devices: Sequence[Device]) -> Floats:
     """Return the least seconds of each operator on each device (D x N), infinite where it cannot run."""
-    operators = problem.graph.operators
-    macs = np.array([operator.macs for operator in operators], np.float64)
-    rows = []
-    for device in devices:
-        # A device may be faster while others work; then the bound is that of its fastest.
-        factor, cost = min(busy_factor(problem, device, n) for n in (1, len(devices))), cost_of(problem, device)
-        rows.append(np.nan_to_num((cost.every_added_s(operators) + cost.every_work_s(macs)) * factor, nan=np.inf))
-    return np.array(rows)
+    # A device may be faster while others work; then the bound is that of its fastest.
+    scale = [min(busy_factor(problem, device, n) for n in (1, len(devices))) for device in devices]
+    added, work = operator_costs(problem, devices, scale)
+    return added + work
 
 
 def spread(seconds: Floats) -> tuple[float, Floats]:
