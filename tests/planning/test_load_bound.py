@@ -20,11 +20,10 @@ from tvm_pipeline.errors import PlanError
 from tvm_pipeline.planning.deployment import Demand, deploy, judge_deployment
 from tvm_pipeline.planning.search.cuts import ideals, prefixes
 from tvm_pipeline.planning.together import load_bound
-from tvm_pipeline.planning.together.annealed_cuts import weigh
+from tvm_pipeline.planning.together.deployment_loops import recut_chain, weigh
 from tvm_pipeline.planning.together.first_deployment import first_deployment, first_state, plans_of
 from tvm_pipeline.planning.together.load_bound import least_utilisation
 from tvm_pipeline.planning.together.model_figures import models_of
-from tvm_pipeline.planning.together.recut_models import recut_chain
 
 
 def cases(seeds: range) -> list[tuple[list[Demand], float]]:

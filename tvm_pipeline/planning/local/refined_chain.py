@@ -37,9 +37,8 @@ RISES = (0.004, 0.001, 0.0002)
 EQUAL = 5e-10
 # Of the time that is left a turn takes this part, and each of its chains so many seconds at least.
 TURN, LEAST_S = 0.3, 0.05
-# The weights of multiplications against fetches, of the first stages and of the last ones.
-FIRST_WEIGHTS, LAST_WEIGHTS = (1.0,), (0.0, 0.5)
-SINGLE_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+# The weights of multiplications against fetches, of all stages, and of the last ones where the first multiply alone.
+SINGLE_WEIGHTS, LAST_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0), (0.0, 0.5)
 STEPS = 40  # of the bisection for a plan
 
 
@@ -149,8 +148,7 @@ class RefinedChain:
         for weight in SINGLE_WEIGHTS:
             yield (weight,) * count
         for first in range(1, count):
-            for early in FIRST_WEIGHTS:
-                yield from ((early,) * first + (late,) * (count - first) for late in LAST_WEIGHTS)
+            yield from ((1.0,) * first + (late,) * (count - first) for late in LAST_WEIGHTS)
 
     def _look(self, chain: _Chain) -> None:
         """Learn the best pipeline of the cuts that a chain found."""

@@ -7,7 +7,7 @@ takes its order from `local_search`.
 Activations count with a lower bound of each segment (`search/with_activations.py`); a segment of the best deployment
 that needs more gets what it needs in its best order, and the search goes on from there.
 
-Next: `annealed_cuts.py` and `recut_models.py`, the loops; `load_bound.py`, how far a deployment may be from the best.
+Next: `deployment_loops.py`; `load_bound.py`, how far a deployment may be from the best.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from tvm_pipeline.errors import NoPlanError, OptionError, PlanError
 from tvm_pipeline.memory import stage_memory
 from tvm_pipeline.planning.local.local_search import even_ends, local_search
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, prefixes, reordered
-from tvm_pipeline.planning.together.annealed_cuts import State, anneal, weigh
 from tvm_pipeline.planning.together.deployment_judge import Demand, fitted_together, judge_deployment, scarce_devices
+from tvm_pipeline.planning.together.deployment_loops import State, anneal, recut_chain, weigh
 from tvm_pipeline.planning.together.model_figures import Models, listed_cuts, models_of
-from tvm_pipeline.planning.together.recut_models import recut_chain
 
 # The moves of a search, and more for each operator; a millionth of a second each.
 MOVES, MOVES_OF_OPERATOR = 20_000, 2_000

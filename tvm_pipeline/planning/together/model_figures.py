@@ -2,7 +2,7 @@
 
 Each model is cut at some of its downsets: the prefixes of an order, or all where they can be listed. Seconds are
 multiplied by the model's rate, so that they are parts of a second, and by how much its device slows down beside the
-others. Next: `annealed_cuts.py` and `recut_models.py`, the loops.
+others. Next: `deployment_loops.py`.
 """
 
 from __future__ import annotations
