@@ -12,7 +12,7 @@ Next: `annealing.py`, the loops.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from tvm_pipeline.core.graph import OperatorGraph, edge_bytes
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem, counts_edges
-from tvm_pipeline.core.topology import find_cycle, successors, topological_order
+from tvm_pipeline.core.topology import successors
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.cost.stage_table import DeviceTable, device_table
 from tvm_pipeline.planning.sat.staging import leaders_of
@@ -68,18 +68,28 @@ def nodes_of(problem: Problem) -> Integers:
     if not problem.children_together:
         return np.arange(len(graph))
     leader = leaders_of(graph.edges.before)
-    while True:
-        before: list[set[int]] = [set() for _ in leader]
-        for index, sources in enumerate(graph.edges.before):
-            before[leader[index]] |= {leader[source] for source in sources} - {leader[index]}
-        order = topological_order(before, successors(before))
-        if len(order) == len(leader):
-            break
-        # Operators of a cycle need one another, so they stand together, too.
-        cycle = find_cycle(before, order)
-        leader = [cycle[0] if found in cycle else found for found in leader]
-    numbers = {found: number for number, found in enumerate(found for found in order if leader[found] == found)}
-    return np.array([numbers[found] for found in leader])
+    before: list[set[int]] = [set() for _ in leader]
+    for index, sources in enumerate(graph.edges.before):
+        before[leader[index]] |= {leader[source] for source in sources} - {leader[index]}
+    # Operators that need one another stand together, too: Kosaraju's algorithm finds them in a topological order.
+    seen: set[int] = set()
+    roots = reversed(_reached(sorted(set(leader)), successors(before), set()))
+    groups = (group for root in roots if (group := _reached([root], before, seen)))
+    numbers = {node: number for number, group in enumerate(groups) for node in group}
+    return np.array([numbers[node] for node in leader])
+
+
+def _reached(roots: Sequence[int], neighbours: Sequence[Iterable[int]], seen: set[int]) -> list[int]:
+    """Return what is reached from the roots and was not seen, in the order in which a depth-first search leaves it."""
+    left, stack = [], [(root, False) for root in roots]
+    while stack:
+        node, is_left = stack.pop()
+        if is_left:
+            left.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack += ((node, True), *((other, False) for other in neighbours[node]))
+    return left
 
 
 def graph_arrays(problem: Problem, node: Integers, weights: Floats) -> GraphArrays:
