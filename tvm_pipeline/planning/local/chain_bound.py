@@ -23,7 +23,7 @@ import numpy as np
 
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.planning.local.cut_flow import Network
-from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, least_crossing
+from tvm_pipeline.planning.local.least_crossing import Crossing, least_crossing
 from tvm_pipeline.planning.local.least_load import LeastCosts
 
 # The weights of multiplications that are tried first, against fetches; then those near the best of them.
@@ -51,13 +51,10 @@ def least_period_of_chains(problem: Problem, least: LeastCosts, at_least: float,
             tried[weight] = _with_weight(problem, network, least, weight, at_least, deadline)
             best = max(best, tried[weight])
 
-    if not least.spills:
-        attempt(1.0)
-        return best
-    for weight in WEIGHTS:
+    for weight in WEIGHTS if least.spills else WEIGHTS[:1]:
         attempt(weight)
     step = 0.25
-    for _ in range(REFINED if tried else 0):
+    for _ in range(REFINED if least.spills and tried else 0):
         top = max(tried, key=tried.__getitem__)
         for weight in (top - step, top + step):
             if 0 <= weight <= 1:
@@ -72,11 +69,7 @@ def _with_weight(
     """Return the bound where multiplications count with this weight, and fetches with the rest."""
     work = least.mean_work(weight)
     saved_s = (1 - weight) * least.spill * least.most_cached
-    s_per_byte = least.receive[1] + least.link[1] + least.send[1]
-    if s_per_byte > 0:
-        crossing = least_crossing(network, work, 3 / s_per_byte, deadline)
-    else:
-        crossing = Crossing(np.linspace(0.0, float(work.sum()), INTERVALS + 1), np.zeros(INTERVALS))
+    crossing = least_crossing(network, work, least.most_price, deadline)
     return _Chains(least, float(work.sum()), crossing, saved_s).period(problem.stages, at_least)
 
 

@@ -50,7 +50,7 @@ def least_crossing(network: Network, work: Floats, price: float, deadline: float
 
     Args:
         work: of each operator, none of it negative, such as seconds.
-        price: bytes for a unit of work; prices up to this one are tried.
+        price: bytes for a unit of work; prices up to this one are tried. With 0 the bounds are 0.
         deadline: of `time.monotonic`; the bounds are 0 where it leaves no time.
 
     Examples:
@@ -62,7 +62,7 @@ def least_crossing(network: Network, work: Floats, price: float, deadline: float
     total = float(work.sum())
     edges = np.linspace(0.0, total, INTERVALS + 1)
     least = np.zeros(INTERVALS)
-    if network.needs is None or total <= 0:
+    if network.needs is None or total <= 0 or price <= 0:
         return Crossing(edges, least)
     upstream, downstream = network.with_needs(work)
     for count in WINDOWS:

@@ -65,6 +65,12 @@ class LeastCosts:
         """Whether some parameters are beyond every cache, wherever a graph is cut."""
         return bool(self.spill and self.param_bytes.sum() > self.most_cached)
 
+    @property
+    def most_price(self) -> float:
+        """The bytes that move in three seconds, the highest price of a second of work; 0 where bytes cost nothing."""
+        s_per_byte = self.receive[1] + self.link[1] + self.send[1]
+        return 3 / s_per_byte if s_per_byte else 0.0
+
     def mean_work(self, weight: float) -> Floats:
         """Return the cost of each operator where multiplications count with this weight, and fetches with the rest."""
         return self.added + weight * self.work + (1 - weight) * self.spill * self.param_bytes

@@ -53,14 +53,12 @@ class Dag:
     """A graph of operator indices, and figures of it that need no search.
 
     Attributes:
-        sources: for each operator the operators that it reads from.
         leader: operators with the same leader must share a stage (the rule `children_together`).
         upstream_bytes, downstream_bytes: parameter bytes of an operator and of all operators that it needs, and of an
             operator and of all operators that need it; for very large graphs a lower bound of these.
     """
 
     graph: OperatorGraph
-    sources: Neighbours
     leader: list[int]
     flows: tuple[TensorGroup, ...]
     param_bytes: list[int]
@@ -68,7 +66,7 @@ class Dag:
     downstream_bytes: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.sources)
+        return len(self.graph)
 
     def windows(self, stages: int, most_bytes: int) -> list[tuple[int, int]]:
         """Return the first and the last stage that each operator can be in if no stage has more than `most_bytes`."""
@@ -83,12 +81,12 @@ class Dag:
 
 def dag_of(graph: OperatorGraph, children_together: bool) -> Dag:
     """Return the Dag of a graph."""
-    sources, network = graph.edges.before, Network(graph)
+    network = Network(graph)
     param_bytes = [operator.param_bytes for operator in graph.operators]
     weights = np.array(param_bytes, np.float64)
     sums = (weights, weights) if network.needs is None else network.with_needs(weights)
-    leader = leaders_of(sources) if children_together else list(range(len(graph)))
-    return Dag(graph, sources, leader, _flows(graph, network), param_bytes, *(s.astype(np.int64) for s in sums))
+    leader = leaders_of(graph.edges.before) if children_together else list(range(len(graph)))
+    return Dag(graph, leader, _flows(graph, network), param_bytes, *(s.astype(np.int64) for s in sums))
 
 
 def leaders_of(sources: Neighbours) -> list[int]:
@@ -132,7 +130,7 @@ class Staging:
             if not self.before[leader]:
                 self.before[leader] = self._row(*(windows[leader] if windows else (0, stages - 1)))
             self.before[index] = self.before[leader]
-        for index, found in enumerate(dag.sources):
+        for index, found in enumerate(dag.graph.edges.before):
             for source in found:
                 for after, needed in zip(self.before[index], self.before[source], strict=True):
                     if after is not needed and needed is not self.true and after is not self.false:

@@ -31,7 +31,7 @@ from tvm_pipeline.cost.device_costs import lock_s
 from tvm_pipeline.cost.stage_table import DeviceTable, computing, fetched
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.cut_flow import Network
-from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, least_crossing
+from tvm_pipeline.planning.local.least_crossing import Crossing, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
 from tvm_pipeline.planning.search.cuts import Floats, is_inside
@@ -210,14 +210,10 @@ class _LeastLoad:
         return _Figures(enter, leave, link, least.table, self.capacity)
 
     def _crossing(self, work: Floats, deadline: float) -> Crossing:
-        least = self.least
-        s_per_byte = least.receive[1] + least.link[1] + least.send[1]
-        if s_per_byte <= 0:
-            return Crossing(np.linspace(0.0, float(work.sum()), INTERVALS + 1), np.zeros(INTERVALS))
         # The tables of all shares have to be ready before the deadline.
-        now = time.monotonic()
+        now, network = time.monotonic(), Network(self.problem.graph, leaders=self.least.leaders)
         until = now + max(0.0, deadline - now) / (2 * len(SHARES))
-        return least_crossing(Network(self.problem.graph, leaders=least.leaders), work, 3 / s_per_byte, until)
+        return least_crossing(network, work, self.least.most_price, until)
 
 
 @hot
