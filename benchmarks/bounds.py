@@ -16,7 +16,6 @@ CIFAR. The loops are compiled before. The seconds are of one core; on a machine 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
 
-from benchmarks.planner import FIGURES, ROOT, coral, figure, s, show, unequal
+from benchmarks.planner import FIGURES, ROOT, coral, figure, run_parts, s, show, unequal
 from tests.support import generators, memory_networks
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph_files import read_graph
@@ -138,17 +137,11 @@ def gap_over_time(short: bool) -> None:
 PARTS = {"nasnets": nasnets, "large": large, "gap-over-time": gap_over_time}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, action="append")
-    parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
+def compile_loops(short: bool) -> None:
     graph = generators.nasnet(1)
-    for stages in () if arguments.short else (None, 2):  # compiles the loops
+    for stages in () if short else (None, 2):
         planning.plan(Problem(graph, coral(2), unmeasured(graph), stages=stages, time_limit_s=0.1))
-    for part in arguments.only or PARTS:
-        PARTS[part](arguments.short)
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, compile_loops)

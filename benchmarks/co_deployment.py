@@ -15,7 +15,6 @@ The loops are compiled before. A row takes CPU seconds of this process, which in
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
 
-from benchmarks.planner import FIGURES, ROOT, coral, figure, keras, s, show
+from benchmarks.planner import FIGURES, ROOT, coral, figure, keras, run_parts, s, show
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.platform import Platform
@@ -125,16 +124,10 @@ def memory(short: bool) -> None:
 PARTS = {"gaps": gaps, "memory": memory}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, action="append")
-    parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
-    if not arguments.short:  # compiles the loops
+def compile_loops(short: bool) -> None:
+    if not short:
         first_deployment(demands_of(SMALL, coral(2)), time.monotonic() + 3.0)
-    for part in arguments.only or PARTS:
-        PARTS[part](arguments.short)
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, compile_loops)

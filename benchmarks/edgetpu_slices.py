@@ -31,6 +31,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from int8_models import NAMES, int8_model
 from planner import CONSOLE, show
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.graphs import random_order
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline_edgetpu.model import TfliteModel, indices, read_model
@@ -46,13 +49,7 @@ STAGES = range(2, 9)
 
 def random_stages(graph: OperatorGraph, draw: random.Random, count: int) -> list[Stage]:
     """Return a random legal assignment, also of operators that are not neighbours in the file."""
-    made = {tensor.name for tensor in graph.inputs}
-    left, order = list(graph.operators), []
-    while left:
-        chosen = draw.choice([operator for operator in left if made.issuperset(operator.inputs)])
-        left.remove(chosen)
-        order.append(chosen.name)
-        made.update(tensor.name for tensor in chosen.outputs)
+    order = random_order(draw, graph)
     cuts = [0, *sorted(draw.sample(range(1, len(order)), count - 1)), len(order)]
     return [Stage((f"tpu{index}",), tuple(order[a:b])) for index, (a, b) in enumerate(pairwise(cuts))]
 

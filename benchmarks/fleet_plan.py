@@ -15,14 +15,13 @@ Seconds are of the clock, the loops are compiled before.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
 
-from benchmarks.planner import FIGURES, figure, s, show
+from benchmarks.planner import FIGURES, figure, run_parts, s, show
 from tests.plugins.hosts.fleets import FULL, loads, unlike_fleet
 from tvm_pipeline_hosts.fleet.description import Fleet, Placement
 from tvm_pipeline_hosts.fleet.messages import FleetPlan
@@ -123,14 +122,5 @@ def takeover(short: bool) -> None:
 PARTS = {"large": large, "small": small, "takeover": takeover}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, action="append")
-    parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
-    for part in arguments.only or PARTS:
-        PARTS[part](arguments.short)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS)

@@ -16,7 +16,6 @@ core; on a machine with other work a figure is worse.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
 
-from benchmarks.planner import FIGURES, ROOT, coral, figure, keras, show
+from benchmarks.planner import FIGURES, ROOT, coral, figure, keras, run_parts, show
 from tests.support import generators
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
@@ -137,17 +136,9 @@ def nasnets(short: bool) -> None:
 PARTS = {"optima": optima, "nasnets": nasnets}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--short", action="store_true")
-    options = parser.parse_args()
-    graph = generators.nasnet(1, fused=True)
-    local_search(fastest(graph, unequal(2)), moves=1000)  # compiles the loops
-    for name, part in PARTS.items():
-        if options.only in (None, name):
-            part(options.short)
+def compile_loops(_: bool) -> None:
+    local_search(fastest(generators.nasnet(1, fused=True), unequal(2)), moves=1000)
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, compile_loops)

@@ -19,7 +19,6 @@ The exit status is 1 where an order is not what it is said to be, or a proof dis
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
@@ -29,7 +28,7 @@ from collections.abc import Sequence
 from itertools import compress, islice
 from pathlib import Path
 
-from planner import CONSOLE, show
+from planner import CONSOLE, run_parts, show
 
 from tests.support.memory_networks import CELLS, NETWORKS, randwire
 from tvm_pipeline.core.graph import OperatorGraph
@@ -177,13 +176,7 @@ PARTS = {"agreement": agreement, "proofs": proofs, "networks": networks}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
-    for name, part in PARTS.items():
-        if arguments.only in (None, name):
-            part(arguments.short)
+    run_parts(__doc__, PARTS)
     for fault in FAULTS:
         CONSOLE.print(fault)
     sys.exit(bool(FAULTS))

@@ -32,7 +32,6 @@ differ by more than is allowed.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -41,11 +40,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner import ROOT, show
+from planner import ROOT, run_parts, show
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.ports import noise
@@ -380,14 +380,7 @@ PARTS: dict[str, Callable[[bool], list[str]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--short", action="store_true", help="a few small instances of each part, for CI")
-    arguments = parser.parse_args()
-    failed = [
-        name for part, report in PARTS.items() if arguments.only in (None, part) for name in report(arguments.short)
-    ]
-    if failed:
+    if failed := list(chain.from_iterable(run_parts(__doc__, PARTS))):
         sys.exit(f"not as it must be: {', '.join(failed)}")
 
 

@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +104,22 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -
     for row in rows:
         table.add_row(*map(str, row))
     CONSOLE.print(table)
+
+
+def run_parts(
+    description: str | None, parts: Mapping[str, Callable[[bool], Any]], before: Callable[[bool], object] = bool
+) -> list[Any]:
+    """Run the parts that the command line names, or all; return what they return. Each is told whether it is short.
+
+    Args:
+        before: what comes before the first of them, as compiling loops.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=parts, action="append", help="this part; may be given several times")
+    parser.add_argument("--short", action="store_true", help="a little of each part, for CI")
+    options = parser.parse_args()
+    before(options.short)
+    return [parts[name](options.short) for name in options.only or parts]
 
 
 def figure(what: str, got: float, text: Callable[[float], str], most: float = math.inf) -> tuple[str, str, str]:
@@ -417,15 +433,5 @@ SECTIONS: dict[str, Callable[[bool], None]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SECTIONS, help="one part")
-    parser.add_argument("--short", action="store_true", help="a few small instances of each part, for CI")
-    args = parser.parse_args()
-    for name, section in SECTIONS.items():
-        if args.only in (None, name):
-            section(args.short)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, SECTIONS)

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetpu_plans import coral
-from planner import PUBLISHED, keras, show, unequal
+from planner import PUBLISHED, keras, run_parts, show, unequal
 
 from tvm_pipeline import planning
 from tvm_pipeline.backends.ports import frame_of_noise
@@ -256,14 +255,5 @@ def spread(figures: Sequence[float]) -> float:
 PARTS = {"plans": plans, "runtime": runtime}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--short", action="store_true", help="a little of both, for CI")
-    options = parser.parse_args()
-    agreed = [part(options.short) for name, part in PARTS.items() if options.only in (None, name)]
-    return 0 if all(agreed) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(not all(run_parts(__doc__, PARTS)))
