@@ -37,6 +37,8 @@ from tvm_pipeline_video.service.settings import Settings
 STREET = Path(__file__).parents[1] / "examples/street/detector.tflite"
 CAMERA_FPS, MISS = 5.0, 0.01
 MOST = 40  # cameras
+FACTOR = 4.0  # the deadline over the latency of one frame alone
+SETTLE_S = 8.0  # between two cameras
 
 
 class Run:
@@ -116,22 +118,20 @@ def late_share(model: Path, cameras: int, deadline_s: float, seconds: float) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=STREET)
-    parser.add_argument("--factor", type=float, default=4.0, help="the deadline over the latency of one frame alone")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each forced run")
-    parser.add_argument("--settle", type=float, default=8.0, help="seconds between two cameras")
     parser.add_argument("--short", action="store_true", help="one camera that no deadline allows")
     options = parser.parse_args()
     console = Console(width=150)
     with ExitStack() as stack:
         if options.short:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            options.model, options.factor, options.seconds = write_picture_net(folder / "net.onnx"), 0.1, 0.5
+            options.model, options.seconds = write_picture_net(folder / "net.onnx"), 0.5
         settings = Settings([options.model])
         path, bundle = stack.enter_context(opened_model(options.model, settings, Listener()))
         plan = plan_alone(settings, bundle).plan
-    deadline_s = options.factor * (plan.predicted.latency_s or 0.0)
+    deadline_s = (0.1 if options.short else FACTOR) * (plan.predicted.latency_s or 0.0)
     console.print(f"{bundle.graph.name}, plan: {describe(plan)}, {plan.predicted.throughput_fps:.1f} fps predicted")
-    refused = first_refused(path, deadline_s, options.settle)
+    refused = first_refused(path, deadline_s, SETTLE_S)
     console.print(f"deadline {1e3 * deadline_s:.1f} ms for all but {MISS:.0%}: camera {refused} is refused")
     shares = {
         count: late_share(path, count, deadline_s, options.seconds) for count in range(max(1, refused - 2), refused + 2)

@@ -306,14 +306,10 @@ def transferred(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--boards", type=int, default=20, help="how many")
     parser.add_argument("--short", action="store_true", help="2 boards and few networks, for CI")
     options = parser.parse_args()
-    summary = (
-        hidden_boards(range(2), SHORT_UNSEEN, (5, 20))
-        if options.short
-        else hidden_boards(range(options.boards), UNSEEN, COUNTS)
-    )
+    boards = (range(2), SHORT_UNSEEN, (5, 20)) if options.short else (range(20), UNSEEN, COUNTS)
+    summary = hidden_boards(*boards)
     real_layers(*((2, (20,)) if options.short else (20, COUNTS)))
     show("Calibration", ("figure", "measured", "required, at most"), summary)
 

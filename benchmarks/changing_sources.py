@@ -99,12 +99,10 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--staying", type=int, default=8, help="sources that stay")
-    parser.add_argument("--changes", type=int, default=20, help="how often one comes and goes")
     parser.add_argument("--short", action="store_true", help="one that stays and one change, for CI")
     arguments = parser.parse_args()
-    staying = [f"stays{number}" for number in range(1 if arguments.short else arguments.staying)]
-    changes = 1 if arguments.short else arguments.changes
+    stay, changes = (1, 1) if arguments.short else (8, 20)
+    staying = [f"stays{number}" for number in range(stay)]
     with tempfile.TemporaryDirectory() as name:
         make_bundle(Path(name), 4 if arguments.short else 24)
         run = Run(Path(name))

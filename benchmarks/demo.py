@@ -34,7 +34,6 @@ STREET = ROOT / "examples/street"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--short", action="store_true", help="a small model, once, briefly: proves that it works")
     arguments = parser.parse_args()
     columns = "run", "plan", "fps", "p50 predicted", "measured", "error", "p99 / alone", "rate / most inside"
@@ -42,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         options = short(folder) if arguments.short else street()
-        for number in range(1 if arguments.short else arguments.runs):
+        for number in range(1 if arguments.short else 5):
             table.add_row(f"fresh {number + 1}", *fresh(folder, options, arguments.short))
         live, plan = run(folder, options, arguments.short, "--rate", "30")
         table.add_row("30 fps", describe(plan), *latencies(live), "", "")

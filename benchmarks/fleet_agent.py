@@ -125,10 +125,9 @@ def share(pid: int, seconds: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="for which CPU is measured, idle and at work")
-    parser.add_argument("--cameras", type=int, default=10, help="that are added one after another")
     parser.add_argument("--short", action="store_true", help="a few seconds, for CI")
     arguments = parser.parse_args()
-    seconds, added = (0.5, 2) if arguments.short else (arguments.seconds, arguments.cameras)
+    seconds, added = (0.5, 2) if arguments.short else (arguments.seconds, 10)
     with tempfile.TemporaryDirectory() as folder:
         host = Host(Path(folder))
         try:

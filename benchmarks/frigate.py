@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=STREET)
     parser.add_argument("--device", default="", help="as `serve` takes it")
     parser.add_argument("--count", type=int, default=1000, help="requests of a client")
-    parser.add_argument("--clients", default="1,2,4", help="at one time; several with commas")
     parser.add_argument(
         "--short", action="store_true", help="an empty YOLO, two clients, 20 requests: proves that it works"
     )
@@ -175,7 +174,7 @@ def run(options, name, pipeline, right, size, endpoint) -> None:
     for what, seconds in of_request.items():
         p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
         CONSOLE.print(f"{what}: {p50:.2f} ms p50, {p99:.2f} p99")
-    for count in (2,) if options.short else map(int, options.clients.split(",")):
+    for count in (2,) if options.short else (1, 2, 4):
         found, taken_s = clients(count, endpoint, options.count, size)
         equal = sum(answers == [right[int(key)]] for one in found for key, answers in one["answers"].items())
         asked, rate = sum(len(one["answers"]) for one in found), count * options.count / taken_s

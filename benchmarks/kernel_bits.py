@@ -42,14 +42,13 @@ CONSOLE = Console(width=150)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names that networks.py knows, or files")
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS))
     parser.add_argument("--cuts", type=int, default=20, help="random cuts of each network, in two to four stages")
     parser.add_argument("--short", action="store_true", help="a small network on AVX2, for CI")
     options = parser.parse_args()
     if options.short:
-        options.models, options.targets, options.cuts = ["branching"], [TARGETS[0]], 2
+        options.models, options.cuts = ["branching"], 2
     rows, differ = [], 0
-    for target in options.targets:
+    for target in TARGETS[:1] if options.short else TARGETS:
         missing = missing_features(target)
         if missing:
             CONSOLE.print(f"{target} is left out: this processor has no {', '.join(missing)}", highlight=False)

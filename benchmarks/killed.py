@@ -103,10 +103,9 @@ def decoded(path: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--short", action="store_true", help="one kill of a tiny network, for CI")
     arguments = parser.parse_args()
-    kills, frames, more = arguments.kills, FRAMES, []
+    kills, frames, more = 50, FRAMES, []
     if arguments.short:
         kills, frames, more = 1, FRAMES // 10, ["--verify", "0"]
     draw, sound, killed = random.Random(3 if arguments.short else 0), 0, 0  # 3 gives a moment well before the end

@@ -277,7 +277,6 @@ def main() -> None:
     parts = ("gaps", "switches", "failures", "watching", "calm")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=parts, help="one part")
-    parser.add_argument("--calm", type=float, default=10.0, metavar="MINUTES", help="of the last part")
     parser.add_argument("--short", action="store_true", help="a little of each, with a tiny network, for CI")
     parser.add_argument("--engines", help="devices of these engines on each core; parts 2 and 3 alone")
     arguments = parser.parse_args()
@@ -297,7 +296,7 @@ def main() -> None:
         "switches": lambda: switches(small, 10 if few else 1000, draw),
         "failures": lambda: failures(small, 2 if few else 200, draw),
         "watching": lambda: watching(usual, *((1, 0.2) if few else (40, 3.0)), orders),
-        "calm": lambda: calm(usual, 0.01 if few else arguments.calm),
+        "calm": lambda: calm(usual, 0.01 if few else 10.0),
     }
     right = [todo[part]() for part in chosen]
     sys.exit(0 if all(right) else 1)
