@@ -7,7 +7,7 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tests.support.networks import Weights, as_model
-from tvm_pipeline_tvm.relay.relay_rewriting import RelayRewriting
+from tvm_pipeline_tvm.relay.rewrite_concat import RelayRewriting
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

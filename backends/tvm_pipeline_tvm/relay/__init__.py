@@ -25,7 +25,6 @@ macs.py                names and work of Relay operators
 extraction.py          the pass ExtractOperatorGraph
 partition_pipeline.py  the pass PartitionPipeline
 memory_order.py        the pass MemoryOrder
-relay_rewriting.py     a model with concatenations in parts, before it is compiled
 rewrite_concat.py      the pass RewriteConcat
 
 The graph executor's, which only `relay.build` serves (a second IR brings its own):

@@ -39,7 +39,7 @@ from tvm_pipeline_tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline_tvm.relay.executor import Slice
 from tvm_pipeline_tvm.relay.importer import import_model
 from tvm_pipeline_tvm.relay.library import Library, load_library
-from tvm_pipeline_tvm.relay.relay_rewriting import RelayRewriting
+from tvm_pipeline_tvm.relay.rewrite_concat import RelayRewriting
 from tvm_pipeline_tvm.relay.slicing import SliceGraph, as_graph
 from tvm_pipeline_tvm.slice_plan import SlicePlan
 from tvm_pipeline_tvm.tvm_errors import reason

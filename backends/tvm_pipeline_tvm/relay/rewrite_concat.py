@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
@@ -14,12 +15,24 @@ import tvm
 from tvm import relay
 from tvm.relay import dataflow_pattern
 
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.memory.rewriting import fewest
 from tvm_pipeline_tvm import concatenations
-from tvm_pipeline_tvm.concatenations import axis_of, cut, is_depthwise, partial_kernel, splits_convolution, widest_first
+from tvm_pipeline_tvm.concatenations import (
+    ModelInParts,
+    axis_of,
+    cut,
+    is_depthwise,
+    partial_kernel,
+    splits_convolution,
+    widest_first,
+)
 from tvm_pipeline_tvm.relay.extraction import analyse
 from tvm_pipeline_tvm.relay.fold import FoldConstantFast
+from tvm_pipeline_tvm.relay.importer import import_model
 from tvm_pipeline_tvm.relay.kernel_walkers import outer_expressions, read_by, rebuilt
+
+_log = logging.getLogger(__name__)
 
 # Operators whose output channels depend on one channel of the first input each, and on constants.
 BY_ELEMENT = {
@@ -66,6 +79,25 @@ def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
         return found.rewritten(fewest(found.names, found.peak_bytes))
 
     return rewrite
+
+
+class RelayRewriting(ModelInParts):
+    """A Model that Relay imports, and its concatenations.
+
+    Raises:
+        ModelError: TVM cannot import the model.
+    """
+
+    def __init__(self, model: Model) -> None:
+        _log.info(f"importing {model.name}")
+        mod, params = import_model(model)
+        if params:
+            mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
+        passes = (relay.transform.SimplifyInference(), FoldConstantFast(), relay.transform.InferType())
+        with tvm.transform.PassContext(opt_level=3):
+            mod = tvm.transform.Sequential(passes)(mod)
+        is_quantized = any(name.startswith("qnn.") for name in relay.analysis.list_op_freqs(mod))
+        super().__init__(model, Concatenations(mod), "relay.json", is_quantized=is_quantized)
 
 
 class Concatenations(concatenations.Concatenations[relay.Call]):
