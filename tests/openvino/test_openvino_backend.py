@@ -37,8 +37,8 @@ from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.testing import check_backend
 from tvm_pipeline_openvino import OpenvinoBackend, backend, stages
 
@@ -316,11 +316,3 @@ def test_a_stage_that_was_closed() -> None:
         stage.close()
         with pytest.raises(RunError, match="the stage was closed"):
             stage.run(inputs, outputs)
-
-
-def test_a_damaged_saved_model(tmp_path: Path) -> None:
-    compiled = backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE])
-    compiled.save(tmp_path, [], Platform("p", (DEVICE,)))
-    (tmp_path / "model.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:99])
-    with pytest.raises(BundleError, match="damaged compiled model"):
-        backend.load(tmp_path, [])
