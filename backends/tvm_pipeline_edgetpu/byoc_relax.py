@@ -61,7 +61,7 @@ def partition_for_edgetpu(source: TfliteModel, device: str = CPU) -> tvm.IRModul
     builder = relax.BlockBuilder()
     values = {tensor.name: _parameter(source, tensor.name) for tensor in source.graph.inputs}
     with builder.function("main", list(values.values())):
-        runs = groupby((operator.name for operator in source.graph.operators), lambda name: name not in refused)
+        runs = groupby(source.graph.operator_names, lambda name: name not in refused)
         for number, (is_region, names) in enumerate(runs):
             operators = list(names)
             content = slice_operators(source, operators).content

@@ -202,7 +202,7 @@ def _unsplit(
     The first device runs the model in one stage, or in several around the operators that are left out.
     """
     tensors = dict(frame)
-    for _, part in groupby((operator.name for operator in graph.operators), left_out.__contains__):
+    for _, part in groupby(graph.operator_names, left_out.__contains__):
         tensors.update(first.compute(list(part), tensors))
     without = [operator for operator in graph.operators if operator.name in left_out]
     made = {tensor.name for operator in without for tensor in operator.outputs}

@@ -109,7 +109,7 @@ def test_the_commands_take_a_rewritten_model(made, tmp_path, capfd, monkeypatch)
     shown = command("show", bundle, "-o", tmp_path / "out", "--json").json
     assert shown["rewriting"] == done["rewriting"]
     planned = [name for stage in shown["stages"] for name in stage["operators"]]  # in stages as the profile has it
-    assert sorted(planned) == sorted(operator.name for operator in compiled.compiled.graph.operators)
+    assert sorted(planned) == sorted(compiled.compiled.graph.operator_names)
     (ran,) = command("bench", bundle, "--plan", plan, "--seconds", 0.05, "--rounds", 1, "--json").json["candidates"]
     assert ran["measured"]["throughput_fps"] > 0
     # A plan and a profile of the rewritten model are not for the model as it is.

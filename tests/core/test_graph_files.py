@@ -41,7 +41,7 @@ def as_networkx(graph: OperatorGraph) -> networkx.DiGraph:
     """Which operator reads which."""
     writer = {tensor.name: operator.name for operator in graph.operators for tensor in operator.outputs}
     digraph = networkx.DiGraph()
-    digraph.add_nodes_from(operator.name for operator in graph.operators)
+    digraph.add_nodes_from(graph.operator_names)
     digraph.add_edges_from((writer[r], o.name) for o in graph.operators for r in o.inputs if r in writer)
     return digraph
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -183,8 +183,4 @@ def by_operator(graph: OperatorGraph, figures: Mapping[str, float] | Sequence[fl
     """Return the figures of a DeviceProfile by the operator's name."""
     if isinstance(figures, Mapping):
         return dict(figures)
-    return dict(zip(names(graph), figures, strict=True))
-
-
-def names(graph: OperatorGraph) -> Iterator[str]:
-    return (operator.name for operator in graph.operators)
+    return dict(zip(graph.operator_names, figures, strict=True))

@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32)
 
 def as_networkx(graph: OperatorGraph) -> networkx.DiGraph:
     digraph = networkx.DiGraph()
-    digraph.add_nodes_from(operator.name for operator in graph.operators)
+    digraph.add_nodes_from(graph.operator_names)
     digraph.add_edges_from((read, operator.name) for operator in graph.operators for read in operator.inputs)
     return digraph
 

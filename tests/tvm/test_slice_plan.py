@@ -211,7 +211,7 @@ def test_an_input_has_the_layout_of_the_view_that_is_read() -> None:
     ]
     one = Kernels(kernels, [[0], [], [1]], [(2, 0)], {1}, {})
     graph, [alignment] = align("net", INPUTS, [kernels], [one.heads])
-    first, second = (operator.name for operator in graph.operators)
+    first, second = graph.operator_names
     [out] = plan_slice(one, alignment, graph, [first]).outputs
     [into] = plan_slice(one, alignment, graph, [second]).inputs
     assert (out.name, out.shape, out.layout) == (into.name, (1, 2, 1, 1, 8), "NCHW8c")

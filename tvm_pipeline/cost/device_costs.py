@@ -290,7 +290,7 @@ def lock_s(problem: Problem, operators: Iterable[str] | None = None) -> float:
     held = problem.profile.lock_s
     if not held:
         return 0.0
-    names = (operator.name for operator in problem.graph.operators) if operators is None else operators
+    names = problem.graph.operator_names if operators is None else operators
     return math.fsum(held.get(name, 0.0) for name in names)
 
 

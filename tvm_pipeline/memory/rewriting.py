@@ -158,7 +158,7 @@ def rewritten(
     Raises:
         GraphError: `memory` is of another graph, or one of `chosen` is not `rewritable`.
     """
-    if unknown := set(memory.operators).difference(operator.name for operator in graph.operators):
+    if unknown := set(memory.operators).difference(graph.operator_names):
         raise GraphError(f"graph {graph.name} has no operator {min(unknown)}; give the memory graph of this one")
     if unknown := set(chosen).difference(rewritable(graph, memory)):
         raise GraphError(

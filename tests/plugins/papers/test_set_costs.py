@@ -51,7 +51,7 @@ def test_it_is_the_best_of_all_cuts(graph: OperatorGraph, seed: int, count: int)
     found = least_bottleneck_of_sets(cuts, devices, seconds)
     assert found.bottleneck_s == best
     assert found.seconds == tuple(map(seconds, devices, found.stages))
-    assert sorted(name for stage in found.stages for name in stage) == sorted(o.name for o in graph.operators)
+    assert sorted(name for stage in found.stages for name in stage) == sorted(graph.operator_names)
     again = least_bottleneck_of_sets(cuts, devices, seconds, at_most_s=best)
     assert again.bottleneck_s == best
     assert again.evaluations <= found.evaluations
