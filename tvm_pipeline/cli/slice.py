@@ -39,16 +39,14 @@ def command(
 ) -> None:
     """Cut a TFLite file into stage0.tflite, stage1.tflite, ... and list in stages.json what goes in and out of each.
 
-    The plan names the operators of the file as its operator graph calls them, so there are three steps:
-
-      tvm-pipeline slice model.tflite --graph graph.json
-
-      tvm-pipeline plan graph.json --platform profiles/platforms/coral-usb-2.toml -o plan.txt
-
-      tvm-pipeline slice model.tflite --plan plan.txt -o stages
+    The plan is one of the file's own operator graph: write the graph, plan it, and cut the file by the plan.
 
     A stage's inputs and outputs have the names of the model's tensors; pass each on to every stage that reads it.
     Operators that an Edge TPU does not take are listed with the reason.
+
+    The graph: tvm-pipeline slice model.tflite --graph graph.json
+
+    The plan: tvm-pipeline plan graph.json --platform profiles/platforms/coral-usb-2.toml -o plan.txt
 
     Example: tvm-pipeline slice model.tflite --plan plan.txt -o stages
     """

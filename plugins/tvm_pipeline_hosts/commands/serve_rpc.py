@@ -35,7 +35,9 @@ def command(
     One client at a time. A link that is silent for 10 s is given up; its session, with what it runs, is kept
     for 60 s for the client to come back. TVM's own clients (tvm.rpc.connect, tvmc) are served at this port, too.
 
-    Example: tvm-pipeline serve-rpc, and on the workstation: ssh -N -L 9190:localhost:9190 BOARD
+    On the workstation, `ssh -N -L 9190:localhost:9190 BOARD` makes it localhost:9190.
+
+    Example: tvm-pipeline serve-rpc
     """
     server = BoardServer(parse_address(listen, "listen"), cache_folder() / "parcels", allow_others=allow_others)
     with closing(server), steps_to(say):

@@ -41,7 +41,9 @@ def command(
 ) -> None:
     """Show a running pipeline, once a second, until Ctrl-C: throughput, latency, stages, sources, decisions.
 
-    Example: tvm-pipeline run model.tar --source camera:0 --watch 9600, and in another terminal: tvm-pipeline top
+    The run: tvm-pipeline run model.tar --source camera:0 --watch 9600
+
+    Example: tvm-pipeline top http://127.0.0.1:9600/
     """
     server = server_at(url, token)
     show_live(_views(server, first_state(server, State)), once)
