@@ -42,3 +42,27 @@ def test_one_that_comes_while_an_object_is_removed_ends_it_all_the_same(swallowe
     assert done.stdout == "cleaned up\n"
     assert done.stderr.count("Traceback") == done.stderr.count("ValueError: other faults are told") == 1
     assert done.stderr.endswith("stopped\n")
+
+
+SWALLOWED = """
+import signal
+import tvm_pipeline.cli as cli
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.workflow.engine_fallback import compiled_by_engine
+
+def app(**_):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt as error:  # which TVM makes a RuntimeError of, where it ran Python
+        refusal = ModelError(str(error))
+    compiled_by_engine(None, Platform("box", (Device("cpu0", cores=(0,)),)), refusal, None)
+
+cli.app = app
+cli.main()
+"""
+
+
+def test_one_that_tvm_makes_an_error_of_is_no_refusal_of_the_model() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

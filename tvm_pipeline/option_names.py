@@ -33,7 +33,7 @@ SAME_NAMES = {
     *("memory_order", "memory_rewrite", "min_throughput", "objective", "output", "outputs", "plan", "platform"),
     *("power", "power_modes", "power_sensor", "preprocessing", "profile", "rate", "remote", "results"),
     *("scheduler", "seconds", "source", "stages", "stages_to_measure", "threshold", "time_limit", "token"),
-    *("tolerance", "verify", "watch", "watchdog", "weights"),
+    *("tolerance", "verify", "video", "watch", "watchdog", "weights"),
 }
 # What the help of several commands says.
 HELP = {

@@ -57,7 +57,11 @@ class Interrupts:
             self._others, sys.unraisablehook = sys.unraisablehook, self._raise_again
             _thread.start_new_thread(self._end_soon, ())
         self.number, self._unraised = number, False
-        raise KeyboardInterrupt(number) if self._status is None else SystemExit(self._status)
+        raise self.raised()
+
+    def raised(self) -> BaseException:
+        """Return what the signal that came raises."""
+        return KeyboardInterrupt(self.number) if self._status is None else SystemExit(self._status)
 
     def over(self) -> None:
         """Take note that everything is cleaned up."""
@@ -118,6 +122,13 @@ class Requests:
 def ending(handler: Handler, numbers: Iterable[int] = ENDS) -> dict[int, Handler]:
     """Return the handler for the signals that end a process, without those that are ignored, as `nohup` has SIGHUP."""
     return {number: handler for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
+
+
+def check_interrupted() -> None:
+    """Raise again what a signal has raised, where a library may have made another error of it, as TVM does."""
+    for handler in map(signal.getsignal, ENDS):
+        if isinstance(handler, Interrupts) and handler.number:
+            raise handler.raised()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +55,7 @@ def command(
 
     Example: tvm-pipeline all-cuts model.tar cpu0,cpu1
     """
-    if not seconds > 0 or rounds < 1:
+    if not 0 < seconds < math.inf or rounds < 1:
         raise OptionError("`seconds` must be positive and rounds at least 1")
     pair = [name.strip() for name in devices.split(",")]
     if len(pair) != 2:

@@ -104,6 +104,8 @@ def test_the_stages_of_a_plan_and_a_picture(cli, net, tmp_path):
     assert [part["peak_bytes"]["least"] for part in outcome.json["parts"]] == [1030, 3010, 3040]
     assert picture.read_text().count("<svg") == 1
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    (tmp_path / "plan.txt").write_text(PLAN.replace("wide1", "wide9"))
+    assert f"{tmp_path / 'plan.txt'}: stage" in cli("memory", net, "--plan", tmp_path / "plan.txt").err
 
 
 def test_people_read_tables(cli, net, monkeypatch):

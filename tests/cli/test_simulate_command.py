@@ -122,6 +122,7 @@ def test_it_has_an_example_in_its_help(cli):
     [
         (["--rate", 10, "--poisson", 10], ["--rate and --poisson", "one of them"]),
         (["--rate", 0], ["cannot arrive at 0 a second"]),
+        (["--frames", 10**12], ["simulate at least one, and up to 10000000"]),
         (["--poisson", "nan"], ["cannot arrive at nan a second"]),
         (["--live"], ["--live", "--rate or --poisson"]),
         (["--frames", 0], ["0 frames"]),

@@ -84,7 +84,7 @@ def test_bad_input_is_refused(cli, model, plan, tmp_path):
     other.write_bytes(random_network(5))
     code, _, err = cli("slice", other, "--plan", plan, "-o", tmp_path / "none")
     assert code == 1
-    assert "operator" in err
+    assert f"{plan}: stage 0 names operator" in err
     assert not (tmp_path / "none").exists()
 
 

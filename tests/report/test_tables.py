@@ -190,6 +190,9 @@ def test_statistics_give_the_error_of_the_prediction() -> None:
     assert table.rows[2] == ("latency under load, median", "60.0 ms", "45.0 ms", "+33.3%")
     unknown = statistics_table(PIPELINE.predicted, RunStatistics(1, None, None, None, None, None, ()))
     assert unknown.rows[0][2:] == ("-", "-")
+    alone = statistics_table(Prediction(), STATISTICS)
+    assert alone.columns == ("", "measured")
+    assert alone.rows[:2] == (("throughput, fps", "48.0"), ("latency under load, median", "45.0 ms"))
 
 
 def test_simulated_latencies_stand_in_the_row_under_load_and_beside_the_measured_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -82,7 +83,7 @@ def command(
 
     Example: tvm-pipeline bench model.tar --seconds 5
     """
-    if not seconds > 0 or rounds < 1:
+    if not 0 < seconds < math.inf or rounds < 1:
         raise OptionError("--seconds must be positive and --rounds at least 1")
     for path in plan or ():
         read_plan(path)  # a mistake in it is told before anything is compiled
@@ -132,6 +133,8 @@ def opened(
         raise OptionError(
             "a bundle has its own devices and inputs: leave --platform, --device, --input-shapes and --input-values out"
         )
+    if source and not model.endswith(".tar"):
+        raise OptionError(f"--source: {model} runs on noise; compile it with --source, and give the bundle")
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     with ExitStack() as stack:
         machine = stack.enter_context(opened_machine(remote))
@@ -139,7 +142,7 @@ def opened(
         if model.endswith(".tar"):
             bundle = stack.enter_context(opened_bundle(Path(model), machine=machine))
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
-            if bundle.application:
+            if bundle.application or source:
                 apart = stack.enter_context(isolated(compiled, bundle.platform, (), every=False))
                 run = applications("source").again(replace(bundle, compiled=apart), source or "")
         else:

@@ -18,7 +18,8 @@ from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
 from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.documents import blamed
+from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.frontends import Shapes, Values, is_relay
 from tvm_pipeline.memory.arena import Layout, exact_layout, lifetimes, plan_arena
@@ -125,7 +126,7 @@ def _read(
     if source.endswith(".tar"):
         with opened_bundle(Path(source)) as bundle:
             graph, chosen = bundle.graph, chosen or bundle.plan
-            check_partition(graph, [stage.operators for stage in chosen.stages])
+            _check_plan(graph, chosen, plan or source)
             arenas = _stage_arenas(bundle.compiled, bundle.platform, chosen)
     elif source.endswith(".json") and not is_relay(source):
         graph = read_graph(source)
@@ -134,8 +135,14 @@ def _read(
         graph = made.compiled.graph
         arenas = _stage_arenas(made.compiled, made.platform, chosen)
     if chosen is not None:
-        check_partition(graph, [stage.operators for stage in chosen.stages])
+        _check_plan(graph, chosen, plan or source)
     return graph, chosen, arenas
+
+
+def _check_plan(graph: OperatorGraph, plan: Plan, file: Path | str) -> None:
+    """Raise PlanError, which names the file, where a plan is of another graph."""
+    with blamed(file, PlanError, "plan it anew with `tvm-pipeline plan`"):
+        check_partition(graph, [stage.operators for stage in plan.stages])
 
 
 def _stage_arenas(compiled: CompiledModel, platform: Platform, plan: Plan | None) -> list[tuple[str, StageArena]]:

@@ -14,7 +14,8 @@ import typer
 from tvm_pipeline.cli.options import JsonOption
 from tvm_pipeline.cli.output import print_json, say, show, spinner
 from tvm_pipeline.core.plan import Stage, read_plan
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.documents import blamed
+from tvm_pipeline.errors import OptionError, PipelineError, PlanError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import TextTable, size
 
@@ -72,7 +73,8 @@ def command(
             show(f"written: {graph}, {len(parsed.graph)} operators", json)
         return
     stages = read_plan(plan).stages
-    slices = slice_model(parsed, stages)
+    with blamed(plan, PlanError, "plan the graph of --graph"):
+        slices = slice_model(parsed, stages)
     files = {f"stage{index}.tflite": part.content for index, part in enumerate(slices)}
     reports = _compiled(slices, files) if compile_ else [None] * len(slices)
     listed = _listed(parsed, stages, slices, reports)

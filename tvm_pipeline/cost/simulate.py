@@ -54,6 +54,7 @@ from tvm_pipeline.cost.stage_costs import StageCost
 from tvm_pipeline.errors import OptionError, ProfileError
 
 MOST_JITTER = 100.0
+MOST_FRAMES = 10_000_000  # which take a minute, and some GB
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.
 SATURATED: Iterable[float] = repeat(0.0)
 STRETCH = 32  # measured frames that are replayed one after the other
@@ -148,8 +149,8 @@ def simulate(
         PlanError: the stages do not fit the problem, see `evaluate`.
         ProfileError: nothing says how fast a device of the plan is.
     """
-    if frames < 1:
-        raise OptionError(f"{frames} frames: simulate at least one")
+    if not 1 <= frames <= MOST_FRAMES:
+        raise OptionError(f"{frames} frames: simulate at least one, and up to {MOST_FRAMES}")
     times = list(islice(arrivals, frames))
     if any(not early <= late for early, late in pairwise((0.0, *times, sys.float_info.max))):
         raise OptionError("frames arrive at seconds from 0 on, in ascending order")

@@ -67,6 +67,8 @@ def read(
     shapes = {**stated, **shapes}
     constants = {initializer.name for initializer in proto.graph.initializer}
     declared = [value for value in proto.graph.input if value.name not in constants]
+    if not declared and values:
+        raise OptionError(f"`input_values`: {path} has no other input than {', '.join(values)}; leave one an input")
     if not declared:
         raise ModelError(f"{path}: the graph has no inputs or no operators")
     _check_names(path, shapes, [value.name for value in declared])

@@ -236,7 +236,7 @@ def statistics_table(
 
     The predicted latencies under load are those that were simulated; else that of a full pipeline follows from the
     frames inside and the rate. If a source with its own pace is slower than the pipeline, frames meet no queue, and the
-    predicted throughput is what the pipeline could do: it has no error.
+    predicted throughput is what the pipeline could do: it has no error. Where nothing was predicted, one column stays.
 
     Args:
         energy: the joules of a frame, with who says so; None where nothing tells.
@@ -273,6 +273,9 @@ def statistics_table(
             f"The source sets the pace: {fps(statistics.throughput_fps)} fps. The pipeline has a capacity of "
             f"{fps(predicted.throughput_fps)} fps (predicted)."
         )
+    if predicted == Prediction():
+        known = tuple((name, found) for name, _, found, _ in rows if found != UNKNOWN)
+        return TextTable("Measured", ("", "measured"), known, note=note)
     return TextTable("Predicted and measured", ("", "predicted", "measured", "error"), tuple(rows), note=note)
 
 

@@ -147,7 +147,7 @@ class LivePipeline(FrameStream):
             self._failed(error)
             pipeline, self.plan = self._survivor((), 0, error)
             self._generations = Generations(pipeline)
-        self._tell("start", "devices failed" if self._quarantine.out() else "it was given", 0)
+        self._tell("start", "devices failed" if self._quarantine.out() else "the run begins", 0)
         self._watcher.start()
 
     @property

@@ -18,6 +18,7 @@ from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.signals import check_interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def compiled_by_engine(
         ModelError: there is no engine for it, it is not installed, or it refuses the model as well. The message has
             both reasons, and the next step.
     """
+    check_interrupted()
     own = tuple(device for device in platform.devices if device.backend == "host" and not device.stand_in)
     if not own:
         raise refusal

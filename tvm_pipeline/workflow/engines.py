@@ -34,7 +34,7 @@ def with_engines(platform: Platform, engines: str, model_format: str = "") -> Pl
     if not engines:
         return platform
     engines_here = known_engines()
-    words = list(dict.fromkeys(word.strip().lower() for word in engines.split(",")))
+    words = list(dict.fromkeys(word.strip().lower() for word in engines.split(",") if word.strip()))
     for word in words:
         if word not in (TVM, *engines_here):
             advice = nearest(word, [TVM, *engines_here])

@@ -30,6 +30,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import FLOAT32, Model
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.files import SUMS, cache_folder, linked
+from tvm_pipeline.signals import check_interrupted
 from tvm_pipeline_tvm.devices.nvrtc import arch_of
 from tvm_pipeline_tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline_tvm.float64 import measured_error, next_tolerance
@@ -344,6 +345,7 @@ def _written(
     except PlatformError:
         raise
     except Exception as error:  # TVM's passes raise whatever their author had at hand
+        check_interrupted()
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     arrays = (np.asarray(each.numpy(), order="C") for each in flat.constants)
     constants = write_weights(folder / WEIGHTS, ((each.shape, str(each.dtype), each.data) for each in arrays))

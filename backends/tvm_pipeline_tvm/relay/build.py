@@ -21,6 +21,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import cache_folder, keep, read_kept
+from tvm_pipeline.signals import check_interrupted
 from tvm_pipeline_tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline_tvm.devices.targets import has_own_memory, plain_target
 from tvm_pipeline_tvm.float64 import next_tolerance
@@ -172,6 +173,7 @@ def compile_module(
         try:
             factory, used = _built(name, mod, params, target, host, choices, [CompileProgress(done)], allowed)
         except Exception as error:  # TVM's passes raise whatever their author had at hand
+            check_interrupted()
             raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
         done.reach(LINKING)
         _write(folder, factory, mod, params, target, host, used, choices or {})

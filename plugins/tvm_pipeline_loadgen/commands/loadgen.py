@@ -54,8 +54,8 @@ def command(
     """
     if scenario not in SCENARIOS:
         raise OptionError(f"--scenario {scenario}: {nearest(scenario, SCENARIOS)}")
-    if not seconds > 0:
-        raise OptionError("--seconds must be positive")
+    if not 0 < seconds < 1e6:
+        raise OptionError("--seconds must be positive, and below a million")
     if output.exists():
         raise OptionError(f"{output} exists; name a new folder for LoadGen's logs by --output")
     settings = partial(settings_of, scenario, seconds, config=config, model=Path(model).stem)

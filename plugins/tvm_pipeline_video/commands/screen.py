@@ -12,11 +12,13 @@ from rich.live import Live
 from rich.status import Status
 from rich.text import Text
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, warn
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.report import TextTable, statistics_table
 from tvm_pipeline.report.tables import percent
 from tvm_pipeline_video.service.listener import Listener
+from tvm_pipeline_video.service.mqtt_results import is_broker
 from tvm_pipeline_video.service.records import ModelReport
 from tvm_pipeline_video.service.settings import Settings
 
@@ -80,9 +82,7 @@ class Screen(Listener):
             show(_figures(report), lines_on_output)
             for line in (*_lines(report), *_outcome(report)):
                 say(line)
-        summary = self._settings.report and self._settings.report / "report.md"
-        files = (self._settings.output, self._settings.results, summary)
-        if written := [str(path) for path in files if path and path != "-"]:
+        if written := _written(self._settings):
             say(f"written: {', '.join(written)}")
 
     def _close_table(self) -> None:
@@ -92,6 +92,15 @@ class Screen(Listener):
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def _written(settings: Settings) -> list[str]:
+    """Return the names of what a run writes, a broker's without its password."""
+    files = [path for path in (settings.output, settings.results_file) if path]
+    if settings.segment is not None:
+        files = [path.with_name(f"{path.stem}-*{path.suffix}") for path in files]
+    broker = [shown(settings.results)] if settings.results and is_broker(settings.results) else []
+    return [*map(str, files), *broker, *([str(settings.report / "report.md")] if settings.report else [])]
 
 
 def _table(report: ModelReport) -> Group:

@@ -11,13 +11,21 @@ from typing import Any
 
 from tvm_pipeline import Bundle, OperatorGraph, Profile
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.errors import BundleError
+from tvm_pipeline.errors import BundleError, OptionError
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.workflow.applications import MeasuredApplication
 from tvm_pipeline.workflow.steps import Compiled
 from tvm_pipeline_video.service.host_planning import ApplicationRecord, rehearsed_application
 from tvm_pipeline_video.service.settings import decoder_request
-from tvm_pipeline_video.service.video_extra import Interpretation, Request, hardware_decoders, interpret, profile_host
+from tvm_pipeline_video.service.video_extra import (
+    VIDEO_EXTENSIONS,
+    Interpretation,
+    Request,
+    hardware_decoders,
+    interpret,
+    open_source,
+    profile_host,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +66,21 @@ class _VideoModel:
 
 
 def read(graph: OperatorGraph, metadata: Mapping[str, str], options: Mapping[str, Any]) -> _VideoModel:
-    """Return the application of a model; raise what `interpret` raises, and OptionError where labels cannot be read."""
+    """Return the application of a model.
+
+    Raises what `interpret` and `open_source` raise, and OptionError where labels cannot be read or no video has this
+    extension.
+    """
+    source, video = options["source"] or "", options["video"] or ""
+    if video and video.lower() not in VIDEO_EXTENSIONS:
+        raise OptionError(
+            f"`video` {video}: a video needs one of the extensions {', '.join(VIDEO_EXTENSIONS)}", option="video"
+        )
+    if source and "://" not in source:  # a stream may serve one client, once
+        open_source(source).close()
     request = decoder_request(options["decoder"], options["labels"], options["threshold"], options["classes"])
     found = interpret(graph, metadata, request, options["preprocessing"])
-    return _VideoModel(options["source"] or "", options["video"] or "", request, found)
+    return _VideoModel(source, video, request, found)
 
 
 def again(bundle: Bundle, source: str) -> Run:

@@ -179,8 +179,12 @@ def with_host(problem: Problem, plan: Plan) -> Plan:
         PlanError: they can stand nowhere; the message gives the reason.
     """
     names = problem.graph.operator_names
-    known = (replace(s, operators=tuple(name for name in s.operators if name in names)) for s in plan.stages)
-    plan = replace(plan, stages=tuple(stage for stage in known if stage.operators))  # it may be of another application
+    # It may be of another application; of another network it is refused below.
+    known = (
+        replace(s, operators=tuple(name for name in s.operators if name in names or not name.startswith("host/")))
+        for s in plan.stages
+    )
+    plan = replace(plan, stages=tuple(stage for stage in known if stage.operators))
     own = {name for stage in plan.stages for name in stage.operators}
     if len(own) == len(names):
         return judged(problem, plan)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LONGEST_TAG = 200  # characters
 MOST_S = 1e9  # what waits takes no more than 9e9 seconds
+MOST_FPS = 1e9
 
 T = TypeVar("T")
 
@@ -271,8 +272,8 @@ class Settings:
             raise _refusal("limit", self.limit, "at least one frame must run")
         if self.limit is not None and self.limit >= 1 << 63:
             raise _refusal("limit", self.limit, "no source has so many frames; leave it out")
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise _refusal("rate", f"{self.rate:g}", "it must be positive")
+        if self.rate is not None and not 1 / MOST_S <= self.rate <= MOST_FPS:
+            raise _refusal("rate", f"{self.rate:g}", f"it must be positive, from {1 / MOST_S:g} to {MOST_FPS:g}")
         if self.late not in ("drop", "keep"):
             raise _refusal("late", self.late, "it is drop or keep")
         if self.deadline is not None:
@@ -366,6 +367,8 @@ class Settings:
 
         if not self.bundle or not (self.source or self.wait):
             raise OptionError("give a model file, or a bundle of `compile`, and at least one `source`")
+        if "" in self.source:  # which is this folder for Python
+            raise OptionError("`source` is an empty text; give a file, an address or a camera", option="source")
         if self.models > 1 and not self.wait and len(self.source) != self.models:
             raise OptionError(
                 f"`source` is given {len(self.source)} times for {self.models} models; each takes one, in their order",

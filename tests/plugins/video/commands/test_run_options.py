@@ -194,6 +194,7 @@ def test_the_last_picture_is_served(cli, bundle):
     [
         (("--adapt", "sometimes"), "--adapt sometimes: there is no strategy sometimes; there are off, replan"),
         (("--watchdog", "0"), "--watchdog 0: it must be positive"),
+        (("--source", ""), "--source is an empty text; give a file, an address or a camera"),
         (("--policy", "newest"), "--policy newest: cannot use 'newest'; it takes block"),
         (("--policy", "latest", "--policy", "block"), "--policy is given 2 times for 1 sources; give it once, or"),
         (("--unhealthy-after", "0"), "--unhealthy-after 0: it must be positive"),

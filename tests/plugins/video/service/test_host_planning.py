@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +97,11 @@ def test_a_plan_of_the_model_alone_gets_the_work_around_it(cli, bundle, tmp_path
     assert whole["devices"] == [device]
     assert set(names) <= set(whole["operators"])
     assert operators(outcome.json) == ["host/read", "host/prepare", *names, "host/decode"]
+    other = replace(plan, stages=(Stage((device,), ("of-another-network",)),))
+    (tmp_path / "other.txt").write_text(str(other))
+    outcome = cli("run", bundle, "--source", FILM, "--plan", tmp_path / "other.txt")
+    assert "other.txt: " in outcome.err
+    assert "names operator of-another-network, which" in outcome.err
 
 
 @pytest.mark.thorough
@@ -154,9 +161,9 @@ def test_cameras_come_together_by_their_policies():
     assert taken_fps(30.0, ["camera:0", "camera:1", "camera:2", FILM], [None, "every=3", "fps=5", None]) == 30 + 10 + 5
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("inf")])
+@pytest.mark.parametrize("rate", [0, -1, 1e-300, 1e300, float("inf")])
 def test_a_rate_is_positive(rate):
-    with pytest.raises(OptionError, match=f"`rate` {rate:g}: it must be positive"):
+    with pytest.raises(OptionError, match=rf"`rate` {re.escape(f'{rate:g}')}: it must be positive"):
         Settings(bundle=["net.tar"], source=[FILM], rate=rate).check()
 
 
@@ -209,3 +216,23 @@ def test_a_decoder_without_a_source_is_refused(cli, model, tmp_path):
     outcome = cli("compile", model, "-o", tmp_path / "app.tar", "--decoder", "found.py:decode")
     assert "--decoder goes with --source" in outcome.err
     assert outcome.code != 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--source", "nowhere.mp4"), "there is no file or folder nowhere.mp4"),
+        (("--source", FILM, "--video", "mp4"), "--video mp4: a video needs one of the extensions"),
+    ],
+)
+def test_a_mistake_in_an_application_is_told_before_compiling(cli, model, tmp_path, monkeypatch, options, said):
+    monkeypatch.setattr("tvm_pipeline.cli.compile.compile_source", None)
+    outcome = cli("compile", model, "-o", tmp_path / "app.tar", *options)
+    assert said in outcome.err
+    assert outcome.code != 0
+
+
+def test_the_bundle_of_a_model_alone_takes_no_source(cli, bundle):
+    outcome = cli("bench", bundle, "--source", FILM)
+    assert "holds the model alone; compile it with --source" in outcome.err
+    assert outcome.code == 1

@@ -131,11 +131,14 @@ def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
         for frame in source:
             video.write(frame.image)
     config = service(
-        tmp_path, f'bundle = "{bundle}"\nsource = "film.mp4"\nresults = "{broker.address("cameras/gate")}"\n'
+        tmp_path, f'bundle = "{bundle}"\nsource = "film.mp4"\nresults = "{broker.address("cameras/gate", "me:hush")}"\n'
     )
+    config.chmod(0o600)
     with Reader(broker) as reader:
         outcome = cli("run", "--config", config)
         assert outcome.code == 0, outcome.err
+        assert f"written: {broker.address('cameras/gate', 'me:***')}" in outcome.err
+        assert "hush" not in outcome.out + outcome.err
         kinds = hardware_decoders()
         working = [kind for kind, obstacle in kinds.items() if not obstacle]
         reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in kinds.items())

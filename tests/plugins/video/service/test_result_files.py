@@ -74,7 +74,9 @@ def test_segments_hold_the_same_frames_and_another_run_goes_on_after_them(cli, b
     lines, video = tmp_path / "lines.jsonl", tmp_path / "out.mkv"
     options = ("--source", "synthetic:64x48@30:20", "--results", lines, "--output", video, "--segment", 0.2)
     for _ in range(2):
-        assert cli("run", bundle, *options).code == 0
+        outcome = cli("run", bundle, *options)
+        assert outcome.code == 0
+        assert f"written: {tmp_path}/out-*.mkv, {tmp_path}/lines-*.jsonl" in outcome.err
     assert [row["frame"] for segment in lines_of(lines) for row in segment] == 2 * list(range(20))
     assert list(map(len, lines_of(lines))) == [6, 6, 6, 2] * 2
     assert [pictures(segment_path(video, number)) for number in segment_numbers(video)] == [6, 6, 6, 2] * 2
