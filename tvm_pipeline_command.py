@@ -17,6 +17,7 @@ _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h, which calls these heaps aren
 def main() -> None:
     """Import the command line, which a signal ends at once, and run it."""
     use_one_heap()
+    open_standard_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
@@ -37,6 +38,18 @@ def use_one_heap() -> bool:
         return bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))
     except AttributeError:  # musl, macOS
         return False
+
+
+def open_standard_streams() -> None:
+    """Give streams that are closed, as after `<&-`, the null device: else the next file or socket takes their numbers.
+
+    A child process, whose own streams have these numbers, would lose it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def stop(number: int, _: object) -> None:

@@ -380,3 +380,9 @@ def test_how_a_copy_ended(capfd: pytest.CaptureFixture[str]) -> None:
     assert (changed, capfd.readouterr()) == ([], ("", ""))
     assert children_of(os.getpid()) <= others
     assert descriptors() <= before
+
+
+def test_a_file_does_not_take_the_place_of_a_stream_that_is_closed() -> None:
+    code = "import os, tvm_pipeline_command as c; c.open_standard_streams(); print(os.open(os.devnull, os.O_RDONLY))"
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{code}' <&- 2>&-"], capture_output=True, text=True)
+    assert int(done.stdout) > 2

@@ -160,3 +160,9 @@ def test_no_space_and_read_only_places(cli, bundle, model):
 def test_traceback_is_shown_when_asked_for(cli, tmp_path):
     assert "Traceback" not in cli("plan", tmp_path / "no.onnx").err
     assert "Traceback" in cli("plan", tmp_path / "no.onnx", "--traceback").err
+
+
+def test_a_name_that_is_no_text_is_refused(cli, tmp_path):
+    outcome = cli("plan", tmp_path / "na\udcefve.onnx")
+    assert outcome.code == 2
+    assert r"na\udcefve.onnx' is no text in UTF-8: rename the file" in outcome.err

@@ -21,6 +21,7 @@ import typer
 from tvm_pipeline import __version__
 from tvm_pipeline.cli.commands import Commands
 from tvm_pipeline.cli.output import logged, print_error, say
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.signals import Interrupts, ending, handling
 
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
@@ -65,6 +66,12 @@ def main() -> None:
     interrupts = Interrupts()
     try:
         with handling(ending(interrupts)), logged():
+            for argument in arguments:
+                if any("\udc80" <= letter <= "\udcff" for letter in argument):
+                    raise OptionError(
+                        f"{argument!r} is no text in UTF-8: rename the file, or set a locale of UTF-8, such as "
+                        "LC_ALL=C.UTF-8"
+                    )
             app(prog_name="tvm-pipeline", args=[argument for argument in arguments if argument != "--traceback"])
     except Exception as error:  # the last place where a failure can become one line
         sys.exit(print_error(error, wants_traceback))

@@ -22,8 +22,8 @@ import msgspec
 
 from tvm_pipeline import Bundle, Decision, Problem, Profile, __version__, load, write_bundle
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlatformError
-from tvm_pipeline.files import cache_folder, read_bytes
+from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PipelineError, PlatformError
+from tvm_pipeline.files import cache_folder, read_bytes, temporary_folder
 from tvm_pipeline.frontends import EXPORTS, Shapes, interface_of, parse_shapes
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.replanning import quick_plan
@@ -129,7 +129,8 @@ def opened_model(
             if of_pictures and settings.bundle and (graph := interface_of(model)):
                 beside = settings_beside(path)
                 interpret(graph, model.metadata, settings.request(index), settings.preprocessing or beside)
-            _compile(path, shapes, settings, kept, listener, measured)
+            bundle = _compiled(path, shapes, settings, listener, measured)
+            kept = _kept(bundle, kept, listener, stack)
             found = stack.enter_context(opened_bundle(kept))
         else:
             # Used now; its applications know it by when it was written.
@@ -213,15 +214,27 @@ def _unmeasured(made: Compiled) -> Bundle | None:
     return Bundle(graph, made.platform, nothing, first[1], made.compiled, metadata=made.metadata)
 
 
-def _compile(
-    path: Path, shapes: Shapes | None, settings: Settings, kept: Path, listener: Listener, measured: bool
-) -> None:
-    """Compile a model file into a bundle of the cache, and remove the bundles that were not used for longest."""
+def _compiled(path: Path, shapes: Shapes | None, settings: Settings, listener: Listener, measured: bool) -> Bundle:
+    """Return the bundle of a model file, compiled now."""
     listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
     made = compile_source(path, shapes, settings.platform, devices=settings.device)
-    bundle = (None if measured else _unmeasured(made)) or _measured(made)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_bundle(kept, bundle)
+    return (None if measured else _unmeasured(made)) or _measured(made)
+
+
+def _kept(bundle: Bundle, kept: Path, listener: Listener, stack: ExitStack) -> Path:
+    """Write a bundle into the cache, remove those that were not used for longest, and return its path.
+
+    Where the cache is full, it is among the temporary files as long as `stack`.
+    """
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_bundle(kept, bundle)
+    except (OSError, PipelineError) as error:
+        here = stack.enter_context(temporary_folder()) / kept.name
+        write_bundle(here, bundle)
+        listener.warn(f"it is not kept for the next run: {error}; or set TVM_PIPELINE_CACHE")
+        return here
     listener.say(f"kept for the next run: {kept}")
     for old in sorted(kept.parent.glob("*.tar"), key=lambda file: -file.stat().st_atime)[MOST_KEPT:]:
         old.unlink(missing_ok=True)
+    return kept

@@ -261,3 +261,18 @@ def test_a_model_file_is_planned_once_with_the_work_around_it_as_compile_and_run
     bundle = tmp_path / "tiny.tar"
     assert cli("compile", net, "-o", bundle, "--verify", 0).code == 0
     assert plan_of(bundle) == found
+
+
+def test_a_cache_that_is_full_costs_only_the_next_run(net, cli, monkeypatch, tmp_path, empty_cache):
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(cache := empty_cache(tmp_path / "cache")))
+
+    def written(path, bundle):
+        if path.is_relative_to(cache):
+            raise PipelineError(f"cannot write {path}: No space left on device; choose another place")
+        write_bundle(path, bundle)
+
+    monkeypatch.setattr(model_bundle, "write_bundle", written)
+    outcome = cli("run", net, "--source", FILM, "--json")
+    assert (outcome.code, outcome.json["measured"]["frames"]) == (0, 5), outcome.err
+    assert "it is not kept for the next run: cannot write" in outcome.err
+    assert list(cache.rglob("*.tar")) == []
