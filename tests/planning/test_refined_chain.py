@@ -26,8 +26,7 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.planning.local.bounds import lower_bound
 from tvm_pipeline.planning.local.cut_flow import FREE, INSIDE, OUTSIDE, Network
-from tvm_pipeline.planning.local.furthest_tree import FurthestTree
-from tvm_pipeline.planning.local.refined_chain import RefinedChain
+from tvm_pipeline.planning.local.refined_chain import FurthestTree, RefinedChain
 
 CORALS = read_platform(PROFILES / "platforms" / "coral-pcie-8.toml")
 TRAITS = Traits(modelled=True, buses=True, copies=True, busy=True, locks=True)

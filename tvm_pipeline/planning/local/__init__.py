@@ -9,6 +9,5 @@ least_load.py      what every plan costs at least: operators, calls, first input
 chain_bound.py     pipelines whose cuts do not contain one another: a bound with transfers
 cut_flow.py        minimum cuts of one graph again and again, with other operators fixed
 least_crossing.py  the least bytes that cross a cut, by minimum cuts in windows of work
-furthest_tree.py   the furthest that a stage reaches: branch and bound with minimum cuts
-refined_chain.py   the bound of pipelines that branching tightens, and the plans that its cuts make
+refined_chain.py   the bound of pipelines that branching over minimum cuts tightens, and the plans that its cuts make
 """

@@ -4,7 +4,7 @@ A search that branches asks for thousands of cuts of the same graph. So the grap
 are fixed are left out while the flow is searched.
 
 Dinic, "Algorithm for solution of a problem of maximum flow in a network with power estimation", Soviet Mathematics
-Doklady 11, 1970. Next: `least_crossing.py`, cuts in windows of work; `furthest_tree.py`, which branches.
+Doklady 11, 1970. Next: `least_crossing.py`, cuts in windows of work; `refined_chain.py`, which branches.
 """
 
 from __future__ import annotations
