@@ -28,7 +28,7 @@ OTHER_NAMES = {
 # Fields whose long option differs in its dashes alone. The settings of `run` join them, see `Settings` of the plug-in.
 SAME_NAMES = {
     *("allow_others", "allow_power_modes", "batch", "carry", "children_together", "classes", "deadline", "decoder"),
-    *("device", "engines", "frigate", "late", "miss"),
+    *("device", "engines", "frigate", "grpc", "http", "late", "miss"),
     *("folder", "input_shapes", "input_values", "inputs", "json", "labels", "listen", "max_latency"),
     *("memory_order", "memory_rewrite", "min_throughput", "objective", "output", "outputs", "plan", "platform"),
     *("power", "power_modes", "power_sensor", "preprocessing", "profile", "rate", "remote", "results"),

@@ -74,3 +74,6 @@ def test_what_is_no_model_is_refused(tmp_path, bundle):
         tp.open("none.tar")
     with pytest.raises(OptionError, match="objective"):
         tp.compile("resnet-50", objective="speed")
+    for wrong in ({"stages": 0}, {"verify_s": float("nan")}):
+        with pytest.raises(OptionError, match=f"`{next(iter(wrong))}`"):  # before the model is loaded
+            tp.compile("none.onnx", **wrong)

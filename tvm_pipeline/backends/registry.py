@@ -57,7 +57,7 @@ def find_backend(name: str) -> Backend:
     try:
         backend: Backend = entry.load()
     except ImportError as error:
-        raise PlatformError(f"the backend {name} cannot be used: {error}; see the extras in the README") from error
+        raise PlatformError(f"the backend {name} cannot be used: {error}; see the extras in docs/install.md") from error
     if id(backend) not in _closed_at_exit:
         _closed_at_exit.add(id(backend))
         atexit.register(backend.close)

@@ -37,9 +37,10 @@ def new_figure(width_in: float, height_in: float) -> Any:
 
 
 def check_picture(path: Path | str) -> None:
-    """Raise OptionError unless the name is that of a picture."""
+    """Raise OptionError unless the name is that of a picture, and PipelineError where nothing can draw one."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"cannot draw {path}: pictures are .png or .svg")
+    new_figure(1.0, 1.0)
 
 
 def save_figure(figure: Any, path: Path | str) -> None:

@@ -26,13 +26,13 @@ from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.core.model import Format, Model
 from tvm_pipeline.core.plan import describe
-from tvm_pipeline.core.problem import Objective, Problem, checked_objective
+from tvm_pipeline.core.problem import Objective, Problem, check_limits, checked_objective
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import Shapes, load
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.frame_stream import Inputs
 from tvm_pipeline.runtime.isolation import isolated
-from tvm_pipeline.runtime.verification import VERIFY_S
+from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 
 
 class CompiledPipeline:
@@ -167,6 +167,8 @@ def compile(
     from tvm_pipeline.workflow.steps import PlanningInput, compile_source, decide, measured_profile
 
     objective = checked_objective(objective)  # before the model is compiled
+    check_limits(objective, stages, None, None, None)
+    check_seconds(verify_s)
     platform = Path(devices) if str(devices).endswith(".toml") else None
     chosen = "" if platform or devices == "auto" else str(devices)
     batches = batches_of(str(batch), objective)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import tvm_pipeline as tp
-from tvm_pipeline.cli.options import DeviceOption, JsonOption, PlatformOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.options import DeviceOption, JsonOption, PlatformOption, ShapesOption, check_outputs, shapes_of
 from tvm_pipeline.cli.output import print_json, say, spinner
 from tvm_pipeline.errors import OptionError, nearest
 from tvm_pipeline_loadgen.compliance import check_answers, check_caching
@@ -58,6 +58,7 @@ def command(
         raise OptionError("--seconds must be positive, and below a million")
     if output.exists():
         raise OptionError(f"{output} exists; name a new folder for LoadGen's logs by --output")
+    check_outputs(folder=output)
     settings = partial(settings_of, scenario, seconds, config=config, model=Path(model).stem)
     settings(Pace(alone_s=1.0, full_fps=1.0))  # a missing LoadGen or a wrong file is told before anything is compiled
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.power import power_modes
 from tvm_pipeline.profiling.throttling import ThrottleWatch
+from tvm_pipeline.report import check_picture
 from tvm_pipeline.signals import ENDS, Interrupts, Requests, ending, handling
 from tvm_pipeline.workflow.machine_modes import with_mode_of
 from tvm_pipeline_video.errors import VideoError
@@ -327,7 +328,8 @@ class Service:
 
 
 def _make_folder(report: Path) -> None:
-    """Make the folder of a report."""
+    """Make the folder of a report; raise PipelineError now where its pictures cannot be drawn at the end."""
+    check_picture(report / "gantt.png")
     try:
         report.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -154,6 +154,7 @@ def test_the_command_prints_the_verdict(cli, bundle, tmp_path):  # noqa: F811
     [
         (["--scenario", "Ofline"], "--scenario Ofline: did you mean Offline?"),
         (["--seconds", 0], "--seconds must be positive"),
+        (["--seconds", "inf"], "--seconds must be positive, and below a million"),
         (["--device", "cpu"], "a bundle has its own devices and inputs"),
         (["--config", "none.conf"], "none.conf: no such file"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.request
@@ -150,7 +151,7 @@ def test_a_full_disk_for_the_events_does_not_end_the_run(cli, bundle):
     assert outcome.code == 0, outcome.err
     assert outcome.json["measured"]["frames"] == 10
     assert "--events /dev/full" in outcome.err
-    assert "it lacks: it was given" in outcome.err
+    assert "it lacks: the run begins" in outcome.err
 
 
 @pytest.mark.thorough
@@ -222,6 +223,14 @@ def test_what_run_refuses(cli, bundle, options, said):
     assert outcome.code in (1, 2)
     assert said in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_a_report_without_matplotlib_is_refused_before_anything_runs(cli, bundle, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr("tvm_pipeline_video.service.running.opened_models", None)
+    outcome = cli("run", bundle, "--source", WIDE, "--report", tmp_path / "report")
+    assert "pictures need matplotlib" in outcome.err
+    assert not (tmp_path / "report").exists()
 
 
 def test_devices_lists_what_decodes_video(cli, bundle):
