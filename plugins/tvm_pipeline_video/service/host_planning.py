@@ -179,12 +179,11 @@ def with_host(problem: Problem, plan: Plan) -> Plan:
         PlanError: they can stand nowhere; the message gives the reason.
     """
     names = problem.graph.operator_names
-    # It may be of another application; of another network it is refused below.
-    known = (
-        replace(s, operators=tuple(name for name in s.operators if name in names or not name.startswith("host/")))
-        for s in plan.stages
-    )
-    plan = replace(plan, stages=tuple(stage for stage in known if stage.operators))
+    known = (replace(s, operators=tuple(name for name in s.operators if name in names)) for s in plan.stages)
+    unknown = {name for stage in plan.stages for name in stage.operators} - {*names}
+    if others := sorted(name for name in unknown if not name.startswith("host/")):
+        raise PlanError(f"it names operator {others[0]}, which {problem.graph.name} does not have")
+    plan = replace(plan, stages=tuple(stage for stage in known if stage.operators))  # it may be of another application
     own = {name for stage in plan.stages for name in stage.operators}
     if len(own) == len(names):
         return judged(problem, plan)
