@@ -48,7 +48,6 @@ from gpu_devices import (
     given,
     logical,
     model_of,
-    operators,
     show,
     told,
     two_stages,
@@ -101,7 +100,7 @@ def networks(gpu: Gpu, options: argparse.Namespace) -> bool:
 
 def _worst_operator(model: RelayModel, cpu: Device, device: Device) -> tuple[float, str]:
     """Return the largest difference of an operator's outputs, computed from the same tensors, and its kind."""
-    made = run_from(model, [([name], cpu) for name in operators(model)], given(model))
+    made = run_from(model, [([name], cpu) for name in model.graph.operator_names], given(model))
     worst, kind = 0.0, ""
     for operator in model.graph.operators:
         found = run_from(model, [([operator.name], device)], {name: made[name] for name in operator.inputs})
@@ -155,7 +154,7 @@ def cuts(gpu: Gpu, options: argparse.Namespace) -> bool:
 
 
 def _compared(model: RelayModel, cpu: Device, gpu: Device, count: int) -> Compared:
-    names, feed, found, draw = operators(model), given(model), Compared(), random.Random(0)
+    names, feed, found, draw = model.graph.operator_names, given(model), Compared(), random.Random(0)
     # Every operator as a stage gives the tensors that cross; the outputs are those of the unsplit model.
     alone, host = (
         run_from(model, [([name], device) for name in names], feed) | run_from(model, [(names, device)], feed)
@@ -251,7 +250,7 @@ def parameters(gpu: Gpu, options: argparse.Namespace) -> bool:
         gpu.compiled(model_of(name))  # whatever is done once is done
         for count in (1, 2, 4, 8):
             _, model, platform = gpu.compiled(model_of(name))
-            names = operators(model)
+            names = model.graph.operator_names
             ends = [round(index * len(names) / count) for index in range(count + 1)]
             params = model.libraries[compiler_target(gpu.target)].params.values()
             total = sum(array.numpy().nbytes for array in params)

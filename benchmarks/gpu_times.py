@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from gpu_devices import CONSOLE, CORES, Gpu, model_of, one_kernel, operators, show, two_stages
+from gpu_devices import CONSOLE, CORES, Gpu, model_of, one_kernel, show, two_stages
 from networks import MODELS, load
 from prediction import row
 
@@ -99,9 +99,13 @@ def overhead(gpu: Gpu, options: argparse.Namespace) -> bool:
         with ThreadPoolExecutor(1) as thread:  # bound as the worker of a stage is
             profiled_s, alone_s, stage_s = thread.submit(_stage_seconds, model, device).result()
         plan = Plan(
-            model.graph.name, "by hand", "throughput", (Stage(("gpu",), tuple(operators(model))),), Prediction()
+            model.graph.name,
+            "by hand",
+            "throughput",
+            (Stage(("gpu",), tuple(model.graph.operator_names)),),
+            Prediction(),
         )
-        frame = {port.name: noise(port) for port in model.stage(operators(model), device).inputs}
+        frame = {port.name: noise(port) for port in model.stage(model.graph.operator_names, device).inputs}
         rates = []
         for _ in range(5):
             with Pipeline(model, plan, platform) as pipeline:
@@ -120,7 +124,7 @@ def overhead(gpu: Gpu, options: argparse.Namespace) -> bool:
 
 def _stage_seconds(model: RelayModel, device: Device) -> tuple[float, float, float]:
     """Return medians: kernel and copies as the profile has them; the same by the executor alone; the stage's `run`."""
-    names = operators(model)
+    names = model.graph.operator_names
     stage = model.stage(names, device)
     stage.bind()
     inputs, outputs = [noise(port) for port in stage.inputs], [port.buffer() for port in stage.outputs]
