@@ -169,8 +169,8 @@ class Case:
             tail=len(self.graph) - unread,
         )
 
-    def corrected(self, most_measurements: int | None = None) -> Partition:
-        return corrected_partition(self.model_s, self.segments, self.measure, most_measurements=most_measurements)
+    def corrected(self) -> Partition:
+        return corrected_partition(self.model_s, self.segments, self.measure)
 
     def model_alone(self) -> Partition:
         chosen = cheapest_segments(self.model_s, self.segments, np.maximum)
@@ -180,7 +180,6 @@ class Case:
 OURS = "corrected"
 SEARCHES: dict[str, Callable[[Case], Partition]] = {
     OURS: Case.corrected,
-    "corrected, at most 2k": lambda case: case.corrected(2 * case.segments),
     "the model alone": Case.model_alone,
     "libcoral, mended": Case.coral,
     "libcoral, mended, 50 us": functools.partial(Case.coral, threshold_s=5e-5),
