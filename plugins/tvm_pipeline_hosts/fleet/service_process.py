@@ -365,7 +365,7 @@ class ServiceProcess:
         except OSError:
             return ""
         last = max((i for i, line in enumerate(lines) if re.match(r"(\w*[Ee]rror|warning)\b", line)), default=-1)
-        return f": {' '.join(lines[last:])[:300]}" if lines else ""
+        return f": {' '.join(lines[last:])[:500]}" if lines else ""
 
 
 def _waits() -> Iterator[float]:
