@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import dropwhile, filterfalse
@@ -24,6 +21,7 @@ from tvm_pipeline.backends.cores import made_on
 from tvm_pipeline.backends.engine import EngineStage, refused_operators
 from tvm_pipeline.backends.engine_agreement import disagreement
 from tvm_pipeline.backends.engine_targets import parsed_target, set_options
+from tvm_pipeline.backends.engine_words import taken_words
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.trial import Trial, answer
 from tvm_pipeline.core.model import Model
@@ -35,7 +33,6 @@ from tvm_pipeline_litert.litert import AHEAD, CPU, NPU, cutter, target_precision
 
 Part: TypeAlias = tuple[bytes, tuple[Port, ...], tuple[Port, ...]]  # a file, with what it reads and writes
 _VENDORS = Path(options.__file__).with_name("vendors")
-_taking = threading.Lock()  # over standard output and error
 _CHATTER = re.compile(r"(INFO|VERBOSE|I\d{4}|WARNING: Logging|error: XDG)|.*npu_registry")
 
 
@@ -155,26 +152,6 @@ class LitertStage(EngineStage):
                 array.reshape(-1).view(np.uint8)[:] = buffer.read(array.nbytes, np.uint8)
         except RuntimeError as error:
             raise RunError(f"LiteRT cannot compute a frame on {self._device.name}: {_reason(error)}") from error
-
-
-@contextmanager
-def taken_words(words: list[str]) -> Iterator[None]:
-    """Put what this process writes into `words`, line by line, and so what other threads write meanwhile.
-
-    LiteRT has no setting for what its native code writes.
-    """
-    with _taking, os.fdopen(os.memfd_create("words"), "r+", errors="replace") as log:
-        kept = {number: os.dup(number) for number in (1, 2)}
-        for number in kept:
-            os.dup2(log.fileno(), number)
-        try:
-            yield
-        finally:
-            for number, copy in kept.items():
-                os.dup2(copy, number)
-                os.close(copy)
-            log.seek(0)
-            words += log.read().splitlines()
 
 
 def _named(ports: Sequence[Port], buffers: list[Any], names: list[str], details: dict[str, Any]) -> list[Any]:

@@ -52,7 +52,7 @@ INSIDE = {
 
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
-    "tvm_pipeline/backends": 3372,
+    "tvm_pipeline/backends": 3400,
     "tvm_pipeline/calibration": 1110,
     "tvm_pipeline/cli": 3211,
     "tvm_pipeline/core": 3473,
@@ -71,7 +71,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_onnxruntime": 471,
     "backends/tvm_pipeline_openvino": 538,
     "backends/tvm_pipeline_tvm": 18_888,
-    "backends/tvm_pipeline_litert": 356,
+    "backends/tvm_pipeline_litert": 350,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_165,
     "plugins/tvm_pipeline_kernels": 10_270,

@@ -13,6 +13,7 @@ stage_process.py     a stage in a process of its own
 engine.py            the bases of an engine's backend, of its models and of its stages
 trial.py             a child that loads an engine first
 engine_targets.py    targets of engines, and options by their properties
+engine_words.py      what an engine's native code writes to standard output and error
 operator_timing.py   seconds of operators that run as stages of their own
 engine_agreement.py  whether engines compute the same
 closeness.py         how far the results of two processors may be apart
