@@ -129,7 +129,6 @@ def plan_with_host(
             return HostPlan(usual, judged(usual, bundle.plan), bundle.decision)
         listener.say(f"the bundle was planned for another application ({differs}), so it is measured and planned anew")
     path = cache_folder() / "applications" / f"{key}.json"
-    key = "" if isinstance(given, Path) else key  # whose content the key does not have
     if key and not fresh and (before := _kept(path)) is not None:
         try:
             problem = _requested(usual, graph, before.profile, rate_fps)
@@ -217,7 +216,7 @@ def application_key(bundle: Path, problem: Problem, rehearsal: Rehearsal, *load:
     """Return what names an application in the cache: its bundle, its source and decoder, and what is planned for.
 
     Args:
-        load: the frames a second that come, and their deadline, where there is one.
+        load: the frames a second that come, and their deadline and the plan that stays, where there is one.
     """
     found = bundle.stat()
     asked = problem.objective, problem.min_throughput_fps, problem.max_latency_s, *load

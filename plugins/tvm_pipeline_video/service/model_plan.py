@@ -146,14 +146,15 @@ def _with_host_work(
     own_fps = taken_fps(rehearsal.fps, *sources) if rehearsal.setting.live and rehearsal.fps else None
     rate_fps = settings.rate or (None if asked and not settings.deadline else own_fps)
     deadline = frame_deadline(settings.deadline, settings.miss, rate_fps) if settings.deadline else None
+    stays = own if not asked and _was_given(bundle) else None
     planned = plan_with_host(
         bundle,
         rehearsal,
         problem,
         rate_fps,
         settings.verify,
-        given=plan or (own if not asked and _was_given(bundle) else None),
-        key=application_key(path, problem, rehearsal, rate_fps, *filter(None, [deadline])),
+        given=plan or stays,
+        key="" if plan else application_key(path, problem, rehearsal, rate_fps, deadline, stays and str(stays)),
         fresh=settings.fresh,
         listener=listener,
         meter=meter,

@@ -72,6 +72,8 @@ def test_a_plan_that_was_asked_for_stays_and_what_was_measured_around_it_is_kept
     assert "planned for this bundle" not in first.err
     assert "planned for this bundle" in again.err
     assert again.json["stages"] == first.json["stages"]
+    other = cli("run", given, "--source", FILM, "--objective", "throughput", "--json")  # asks for the best plan
+    assert "planned for this bundle" not in other.err
 
 
 @pytest.mark.thorough
