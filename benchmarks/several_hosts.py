@@ -2,8 +2,8 @@
 
 The second host is a network namespace of this machine, with one of its cores, behind a pair of virtual network cards
 whose rate the kernel limits (`tc`, token bucket filter). `serve-rpc` runs there, the pipeline here on another core. The
-model is measured and planned on both hosts. Three plans then run in turns: the best one, the best one whose tensors
-travel while the other host computes (`concurrent_copies`), and the best one of this host alone.
+model is measured and planned on both hosts. Three plans then run in turns: the best plan, the best plan with
+`concurrent_copies`, by which tensors travel while the other host computes, and the best plan of this host alone.
 Asked: a plan that gains at least 1.2 times. The namespace takes root and the commands `ip` and `tc`; without them the
 link is the loopback, whose rate nothing limits, and it says so. It first holds the backend `remote` to its contract.
 

@@ -23,8 +23,8 @@ def shared_frames(replicas: Sequence[Sequence[tuple[float, float]]]) -> tuple[fl
     The time of a device that serves other stages for longer than this stage needs is not counted: its share is 0.
 
     Args:
-        replicas: for each device, for each thing that it does for one frame at a time (it computes and copies, or
-            both at once), its seconds for a frame of the stage, t_d, and for all its other stages, f_d.
+        replicas: the loads of each device: one, or computing and copies where both run at once. A load has the
+            seconds for a frame of the stage, t_d, and for all other stages of the device, f_d.
     """
     loads = [[(max(own_s, LEAST_S), fixed_s) for own_s, fixed_s in load] for load in replicas]
     if not any(fixed_s for load in loads for _, fixed_s in load):
@@ -34,14 +34,15 @@ def shared_frames(replicas: Sequence[Sequence[tuple[float, float]]]) -> tuple[fl
     def taken(period_s: float) -> list[float]:
         return [max(0.0, min((period_s - fixed_s) / own_s for own_s, fixed_s in load)) for load in loads]
 
-    # Between two turns each device has one limit: it takes no frames, or its computing limits it, or its copies do.
-    turns = {fixed_s for load in loads for _, fixed_s in load}
+    # Between two of these periods each device has one limit: it takes no frames, or computing or copies limit it.
+    changes = {fixed_s for load in loads for _, fixed_s in load}
     for load in loads:
         for (own_s, fixed_s), (other_s, beside_s) in combinations(load, 2):
             if own_s != other_s:
-                turns.add((fixed_s * other_s - beside_s * own_s) / (other_s - own_s))
-    last_s = max(turn_s for turn_s in turns if sum(taken(turn_s)) <= 1)
-    beyond_s = (last_s + min((turn_s for turn_s in turns if turn_s > last_s), default=last_s + 1)) / 2
+                changes.add((fixed_s * other_s - beside_s * own_s) / (other_s - own_s))
+    last_s = max(change_s for change_s in changes if sum(taken(change_s)) <= 1)
+    next_s = min((change_s for change_s in changes if change_s > last_s), default=last_s + 1)
+    beyond_s = (last_s + next_s) / 2
     limits = [min(load, key=lambda one: (beyond_s - one[1]) / one[0]) for load in loads]
     taking = [(own_s, fixed_s) for own_s, fixed_s in limits if fixed_s < beyond_s]
     period_s = (1 + sum(fixed_s / own_s for own_s, fixed_s in taking)) / sum(1 / own_s for own_s, _ in taking)
